@@ -6,8 +6,8 @@ use kiyot_engine::request::{
     CellRequest,
     keys::{
         ARCHITECTURE, CLOUD_ROUTE, CPU, GPU, HEALTHY_TIMEOUT, INSTANCE_PROFILE, INSTANCE_TYPE,
-        KEYS, LAUNCH_TYPE, MAX_PRICE, MEMORY, PRIVATE_IP_ONLY, SECURITY_GROUPS, SPOT_INSTANCE,
-        SUSTAINED_CPU, VOLUME_SIZE,
+        ISOLATION, KEYS, LAUNCH_TYPE, MAX_PRICE, MEMORY, PRIVATE_IP_ONLY, PROVIDER,
+        SECURITY_GROUPS, SPOT_INSTANCE, SUSTAINED_CPU, VOLUME_SIZE,
     },
 };
 use kiyot_values::problems::{Field, Problem, Problems, Report};
@@ -23,6 +23,7 @@ use self::{
     max_price::max_price,
     misspelling::meant_by,
     network::{cloud_routes, security_groups},
+    provider::{isolation, provider},
     size::{cpu, memory, volume_size},
     text::boolean,
 };
@@ -37,6 +38,7 @@ mod launch_type;
 mod max_price;
 mod misspelling;
 mod network;
+mod provider;
 mod size;
 mod text;
 mod unknown_keys;
@@ -81,6 +83,8 @@ pub fn parse<'a>(
         instance_profile: field(INSTANCE_PROFILE).and_then(instance_profile),
         healthy_timeout: field(HEALTHY_TIMEOUT).and_then(healthy_timeout),
         cloud_routes: field(CLOUD_ROUTE).and_then(cloud_routes).unwrap_or_default(),
+        provider: field(PROVIDER).and_then(provider),
+        isolation: field(ISOLATION).and_then(isolation),
     };
     for (key, meant) in misspelt {
         // A key within a few letters of a known one is short.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use kiyot_config::{BackendConfig, Config, MilpaBackend, ProviderKind};
 use kiyot_engine::{
-    placement::{self, Catalogue, Needs, Refusals, Requested, root_volume},
+    placement::{self, Candidate, Catalogue, Needs, Refusals, Requested, root_volume},
     request::{CellRequest, HealthyTimeout, InstanceType, keys::KEYS},
 };
 use kiyot_manifest::{Manifest, Node, Pod, Volume};
@@ -27,6 +27,7 @@ use crate::{
 
 mod admission;
 mod choice;
+mod providers;
 mod requests;
 mod resources;
 mod variables;
@@ -82,10 +83,19 @@ pub enum Prices<'a> {
     /// A catalogue for all backends.
     Catalogue(&'a Catalogue),
     /// The state of each backend of a running daemon.
-    Live(&'a BTreeMap<String, Live>),
+    Live(&'a BTreeMap<String, LiveBackend>),
 }
 
 /// State of a backend of a running daemon.
+#[derive(Debug, Clone, Default)]
+pub struct LiveBackend {
+    /// The state of its providers, by name.
+    pub providers: BTreeMap<&'static str, Live>,
+    /// Limits, and what has used them up.
+    pub limits: Vec<String>,
+}
+
+/// State of a provider of a running daemon.
 #[derive(Debug, Clone, Default)]
 pub struct Live {
     /// The catalogue with the prices of now; `None` if the provider does not return it.
@@ -96,8 +106,8 @@ pub struct Live {
     pub refusals: Refusals,
     /// The time for which these are looked up.
     pub now: Duration,
-    /// Limits, and what has used them up.
-    pub limits: Vec<String>,
+    /// The reason for which the catalogue is not known.
+    pub note: Option<String>,
 }
 
 /// Facts of a pod.
@@ -212,7 +222,7 @@ fn explain_pod(config: &Config, prices: Prices<'_>, pod: &Pod) -> Lines {
         Ok(decision) => match config.backends.get(decision.backend) {
             Some(BackendConfig::Milpa(milpa)) => explain_cell(
                 &mut lines,
-                &Target { config, milpa, prices, decision: &decision },
+                &Backend { config, milpa, prices, decision: &decision },
                 node_backend.as_str(),
                 pod,
                 &node,
@@ -268,34 +278,50 @@ fn why(decision: &Decision<'_>, pod: &Pod) -> String {
 }
 
 /// The backend of a pod in a cell.
-struct Target<'a> {
+#[derive(Clone, Copy)]
+struct Backend<'a> {
     config: &'a Config,
     milpa: &'a MilpaBackend,
     prices: Prices<'a>,
     decision: &'a Decision<'a>,
 }
 
+/// A provider of that backend.
+struct Target<'a> {
+    config: &'a Config,
+    milpa: &'a MilpaBackend,
+    prices: Prices<'a>,
+    provider: ProviderKind,
+    /// The state of the provider in a running daemon.
+    live: Option<&'a Live>,
+}
+
 fn explain_cell(
     lines: &mut Lines,
-    target: &Target<'_>,
+    backend: &Backend<'_>,
     node_backend: &str,
     pod: &Pod,
     node: &Node,
     request: &cri::RunPodSandboxRequest,
 ) {
-    let Target { config, milpa, prices, decision } = *target;
+    let Backend { config, milpa, prices, decision } = *backend;
     let sandbox = request.config.clone().unwrap_or_default();
-    let rules = policy::Rules::of(milpa);
-    if let Some(what) = policy::keeps_local(&rules, &sandbox) {
+    let all_rules = policy::Rules::of(milpa);
+    if let Some(what) = all_rules.iter().find_map(|rules| policy::keeps_local(rules, &sandbox)) {
         lines.say(format!("goes to {node_backend} instead of {}: it {what}", decision.backend));
         note_unused_annotations(lines, pod);
         return;
     }
     let api = config.kubernetes.reads_requests().then(|| requests_of(pod));
     let check_gpus = |request: &CellRequest| policy::check_gpus(request, api.as_ref());
-    let has_sandbox = policy::check_sandbox(&rules, &sandbox).is_ok()
-        && annotations::parse(&pod.metadata.annotations).is_ok_and(|it| check_gpus(&it).is_ok());
-    if has_sandbox && let Some(what) = reason_to_move(&rules, pod, node, &sandbox) {
+    let is_valid =
+        annotations::parse(&pod.metadata.annotations).is_ok_and(|it| check_gpus(&it).is_ok());
+    // With several providers the cell's decides whether the pod moves.
+    if let [rules] = all_rules.as_slice()
+        && is_valid
+        && policy::check_sandbox(rules, &sandbox).is_ok()
+        && let Some(what) = reason_to_move(rules, pod, node, &sandbox)
+    {
         lines.say(format!("goes to {node_backend} instead of {}: it {what}", decision.backend));
         lines.say(
             "note: its first sandbox is in a cell, which ends when the kubelet names that \
@@ -305,17 +331,51 @@ fn explain_cell(
         return;
     }
     lines.say(format!("goes to {}: {}", decision.backend, why(decision, pod)));
+    let live = match prices {
+        Prices::Live(backends) => backends.get(decision.backend),
+        Prices::BuiltIn | Prices::Catalogue(_) => None,
+    };
+    let explained = milpa.providers.iter().zip(&all_rules).map(|(provider, rules)| {
+        let live = live.and_then(|live| live.providers.get(provider.name()));
+        let target = Target { config, milpa, prices, provider: *provider, live };
+        let mut own = Lines::default();
+        let ranked = explain_in(&mut own, &target, rules, pod, node, &sandbox);
+        (provider.name(), own, ranked)
+    });
+    providers::join(lines, explained.collect());
+    live.into_iter().flat_map(|live| &live.limits).for_each(|limit| lines.say(limit));
+    for key in annotations::unknown_keys(&pod.metadata.annotations) {
+        lines.say(format!("note: unknown annotation {key}; known: {}", KEYS.join(", ")));
+    }
+}
+
+/// Explains a pod in a cell of a provider. Returns the offerings, the preferred first.
+fn explain_in(
+    lines: &mut Lines,
+    target: &Target<'_>,
+    rules: &policy::Rules,
+    pod: &Pod,
+    node: &Node,
+    sandbox: &cri::PodSandboxConfig,
+) -> Vec<Candidate> {
+    let Target { config, milpa, prices, provider, live } = *target;
+    let (policy_rules, mut ranked) = (rules, Vec::new());
+    let api = config.kubernetes.reads_requests().then(|| requests_of(pod));
+    let check_gpus = |request: &CellRequest| policy::check_gpus(request, api.as_ref());
     match annotations::parse(&pod.metadata.annotations) {
         Ok(request) => {
-            let rules = placement::Rules::of(milpa);
-            let of_cri = Requested::of_sandbox(&sandbox);
+            let rules = placement::Rules::of(milpa, provider);
+            let of_cri = Requested::of_sandbox(sandbox);
             let requested = api.as_ref().map_or(of_cri, |api| of_cri.with_api(api));
             let needs = Needs::new(&request, &requested, &rules.defaults);
-            describe_cell(lines, milpa, &request, &needs, &sandbox);
+            describe_cell(lines, provider, &request, &needs, sandbox);
             if let Err(refused) = check_gpus(&request) {
                 lines.refuse(refused);
             }
-            if milpa.provider == ProviderKind::Ec2 {
+            if let Some(refused) = request.refusal_of(&policy_rules.capabilities) {
+                lines.refuse(refused);
+            }
+            if provider == ProviderKind::Ec2 {
                 // The command makes no call: the size of the image is not known.
                 if let Err(refused) = root_volume::size(needs.storage_bytes, 0) {
                     lines.refuse(refused.to_string());
@@ -331,39 +391,36 @@ fn explain_cell(
                 let of_api = of_cri.with_api(&requests_of(pod));
                 resources::note_memory_request(lines, &of_cri, &of_api);
             }
-            let live = match prices {
-                Prices::Live(backends) => backends.get(decision.backend),
-                Prices::BuiltIn | Prices::Catalogue(_) => None,
-            };
             let catalogue = live.and_then(|live| live.catalogue.as_deref());
-            match (prices, live, catalogue) {
+            ranked = match (prices, live, catalogue) {
                 (Prices::Catalogue(catalogue), ..) => {
-                    choice::explain(lines, catalogue, &rules, &needs);
+                    choice::explain(lines, catalogue, &rules, &needs)
                 }
                 (_, Some(live), Some(catalogue)) => {
-                    choice::explain_live(lines, (catalogue, live), &rules, &needs);
+                    choice::explain_live(lines, (catalogue, live), &rules, &needs)
                 }
-                _ => choice::check(lines, milpa, &rules, &needs),
-            }
+                _ => choice::check(lines, target, &rules, &needs),
+            };
             if let Some(refused) = live.and_then(|live| live.refused.as_ref()) {
                 lines.refuse(refused);
             }
-            live.into_iter().flat_map(|live| &live.limits).for_each(|limit| lines.say(limit));
+            live.into_iter().flat_map(|live| &live.note).for_each(|note| lines.say(note));
         }
         Err(problems) => problems.list.iter().for_each(|problem| lines.refuse(problem)),
     }
-    if let Err(refusal) = policy::check_sandbox(&rules, &sandbox) {
+    let rules = policy_rules;
+    if let Err(refusal) = policy::check_sandbox(rules, sandbox) {
         lines.refuse(refusal.to_string());
     }
-    for what in policy::granted(&rules, &sandbox) {
+    for what in policy::granted(rules, sandbox) {
         lines.say(format!("note: it {what}"));
     }
     for container in pod.all_containers() {
-        let config = pod.container_config(container, node, &sandbox, &container.image, 0);
-        if let Err(refusal) = policy::check_container(&rules, &config) {
+        let config = pod.container_config(container, node, sandbox, &container.image, 0);
+        if let Err(refusal) = policy::check_container(rules, &config) {
             lines.refuse(refusal.to_string());
         }
-        if let Some(what) = policy::granted_kernel_access(&rules, &config) {
+        if let Some(what) = policy::granted_kernel_access(rules, &config) {
             lines.say(format!("note: it {what}"));
         }
         volumes::explain(lines, milpa, pod, container);
@@ -373,11 +430,9 @@ fn explain_cell(
     for limit in pod.volumes.iter().filter_map(Volume::limit_without_effect) {
         lines.say(format!("note: {limit}"));
     }
-    resources::note(lines, pod, milpa.provider, api.is_some());
+    resources::note(lines, pod, provider, api.is_some());
     admission::explain(lines, target, pod);
-    for key in annotations::unknown_keys(&pod.metadata.annotations) {
-        lines.say(format!("note: unknown annotation {key}; known: {}", KEYS.join(", ")));
-    }
+    ranked
 }
 
 /// Returns why the pod moves to the node after its first sandbox in a cell: a container requests it
@@ -405,7 +460,7 @@ fn reason_to_move(
 
 fn describe_cell(
     lines: &mut Lines,
-    milpa: &MilpaBackend,
+    provider: ProviderKind,
     request: &CellRequest,
     needs: &Needs,
     sandbox: &cri::PodSandboxConfig,
@@ -429,7 +484,7 @@ fn describe_cell(
     wishes.extend(request.max_price.map(|price| format!("at most {price} an hour")));
     wishes.extend(request.sustained_cpu.then(|| "all vCPUs of burstable types".to_owned()));
     wishes.extend(request.volume_size_gib.map(|gib| format!("a root volume of {gib} GiB")));
-    wishes.extend((milpa.provider == ProviderKind::Ec2 && needs.storage_bytes > 0).then(|| {
+    wishes.extend((provider == ProviderKind::Ec2 && needs.storage_bytes > 0).then(|| {
         let gib = needs.storage_bytes.div_ceil(root_volume::GIB);
         format!("room for {gib} GiB of ephemeral storage on its root volume")
     }));
@@ -459,7 +514,7 @@ fn describe_cell(
         };
         lines.say(format!("its resources: {} CPU shares; {memory}", resources.cpu_shares));
     }
-    match milpa.provider {
+    match provider {
         ProviderKind::Netns if has_wishes_for_instances(request) => {
             lines.say(
                 "note: cells of the provider \"netns\" are parts of this node; annotations \
@@ -482,6 +537,8 @@ fn has_wishes_for_instances(request: &CellRequest) -> bool {
     let none = CellRequest {
         healthy_timeout: request.healthy_timeout,
         architecture: request.architecture,
+        provider: request.provider,
+        isolation: request.isolation,
         ..CellRequest::default()
     };
     *request != none

@@ -13,8 +13,11 @@ use tonic::Status;
 
 use super::{MAX_MANIFEST_BYTES, MAX_MESSAGE_BYTES, parts::Parts};
 use crate::{
-    backends::{Backend, milpa::Milpa},
-    explain::{ExplainedPod, Live, Prices, explain_while},
+    backends::{
+        Backend,
+        milpa::{Milpa, inventory::ProviderCatalogue},
+    },
+    explain::{ExplainedPod, Live, LiveBackend, Prices, explain_while},
 };
 
 impl Parts {
@@ -62,7 +65,7 @@ impl Parts {
 }
 
 /// Returns the state of a backend. A provider that does not answer leaves its catalogue out.
-async fn live(milpa: &Milpa) -> Live {
+async fn live(milpa: &Milpa) -> LiveBackend {
     let summary = milpa.inventory().summary();
     let admin::Backend { cells, max_cells, booting, waiting, cordoned, .. } = summary;
     let mut limits = vec![format!(
@@ -73,16 +76,24 @@ async fn live(milpa: &Milpa) -> Live {
     if cordoned {
         limits.push("note: no cell is launched until `milpactl uncordon`".to_owned());
     }
-    match milpa.inventory().catalogue().await {
-        Ok((catalogue, refusals, now)) => {
-            Live { catalogue: Some(catalogue), refused: None, refusals, now, limits }
-        }
+    let catalogues = milpa.inventory().catalogues().await.into_iter();
+    let providers = catalogues.map(|read| (read.provider, state(read)));
+    LiveBackend { providers: providers.collect(), limits }
+}
+
+fn state(read: ProviderCatalogue) -> Live {
+    match read.catalogue {
+        Ok(catalogue) => Live {
+            catalogue: Some(catalogue),
+            refusals: read.refusals,
+            now: read.now,
+            ..Live::default()
+        },
         Err(error) => {
             let refused = error.is_invalid().then(|| error.text());
-            if refused.is_none() {
-                limits.push(format!("note: the offerings can't be read: {}", error.text()));
-            }
-            Live { limits, refused, ..Live::default() }
+            let unread = || format!("note: the offerings can't be read: {}", error.text());
+            let note = refused.is_none().then(unread);
+            Live { refused, note, ..Live::default() }
         }
     }
 }

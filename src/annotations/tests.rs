@@ -1,7 +1,9 @@
 use std::{collections::BTreeMap, time::Duration};
 
+use kiyot_config::ProviderKind;
 use kiyot_engine::request::{
-    Architecture, GpuRequest, HealthyTimeout, InstanceType, LaunchType, keys::TARGET_RUNTIME,
+    Architecture, GpuRequest, HealthyTimeout, InstanceType, Isolation, LaunchType,
+    keys::TARGET_RUNTIME,
 };
 use kiyot_values::price::Price;
 use proptest::{prelude::*, sample::select};
@@ -43,6 +45,8 @@ fn every_annotation_is_read() {
         (INSTANCE_PROFILE, "arn:aws:iam::123456789012:instance-profile/team/worker"),
         (HEALTHY_TIMEOUT, "90"),
         (CLOUD_ROUTE, "172.16.0.0/12\t10.1.0.0/16\nfd00::/8"),
+        (PROVIDER, "ec2"),
+        (ISOLATION, "machine"),
     ]);
     let expected = CellRequest {
         launch_type: LaunchType::Spot,
@@ -61,6 +65,8 @@ fn every_annotation_is_read() {
         cloud_routes: ["172.16.0.0/12", "10.1.0.0/16", "fd00::/8"]
             .map(|route| route.parse().unwrap())
             .into(),
+        provider: Some(ProviderKind::Ec2),
+        isolation: Some(Isolation::Machine),
     };
     assert_eq!(read, Ok(expected));
 }
@@ -159,6 +165,8 @@ fn invalid_value_is_reported_with_key_and_allowed_values() {
         (HEALTHY_TIMEOUT, "-1", "whole seconds"),
         (CLOUD_ROUTE, "", "1 to 5 networks"),
         (CLOUD_ROUTE, "10.0.0.1/8", "without host bits"),
+        (PROVIDER, "EC2", "allowed: \"netns\", \"qemu\", \"ec2\""),
+        (ISOLATION, "node", "allowed: \"machine\", \"instance\""),
     ];
     for (key, value, allowed) in bad {
         let problems = request(&[(key, value)]).unwrap_err();

@@ -11,8 +11,9 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::future::join_all;
 use futures::stream::BoxStream;
-use kiyot_config::{ImageSource, MilpaBackend, Policy, ProviderKind};
+use kiyot_config::{MilpaBackend, Policy, ProviderKind};
 use kiyot_ec2::provider as ec2;
 use kiyot_engine::{
     StoreError, engine,
@@ -57,7 +58,7 @@ mod sync;
 mod tasks;
 pub mod volumes;
 
-use cells::{Cells, CellsConfig};
+use cells::{Cells, CellsConfig, Configured};
 use cri::{CriService, Parts};
 use former_pods::FormerPods;
 use gateway::ca::{Ca, CaError};
@@ -66,7 +67,6 @@ use images::{Images, NodeImages, Registries};
 use inventory::Inventory;
 use logs::Logs;
 use policy::Rules;
-use providers::capabilities_of;
 use send_rate::SendRate;
 use store::Store;
 use streaming::Streaming;
@@ -159,12 +159,20 @@ async fn real_path(name: &BackendName, state_dir: &Path) -> PathBuf {
     })
 }
 
-/// Returns the limits of a configured backend on this node.
-fn limits_of(config: &MilpaBackend) -> engine::Limits {
+/// Returns a provider with the rules and the bounds of its cells on this node.
+fn configured(
+    config: &MilpaBackend,
+    kind: ProviderKind,
+    provider: Arc<dyn Provider>,
+) -> Configured {
     // Unknown only under a seccomp filter that hides the CPU affinity.
     let processors = available_parallelism().map_or(1, NonZero::get);
-    let default_boots = capabilities_of(config.provider).default_boots(processors);
-    engine::Limits::of(config, default_boots)
+    Configured {
+        rules: placement::Rules::of(config, kind),
+        boots: provider.capabilities().default_boots(processors),
+        machine: local::machine_for_cells(config, kind, processors),
+        provider,
+    }
 }
 
 /// The backend of pods in cells.
@@ -223,35 +231,49 @@ impl Milpa {
         };
         let api_calls = Arc::new(ApiCalls::of_ec2());
         let agent = agent_program(name, config).await;
-        let provider: Arc<dyn Provider> = match config.provider {
-            ProviderKind::Netns => {
-                let registries = Arc::clone(&registries) as _;
-                Arc::new(netns::Netns::new(&at_real_path, registries, pause_image))
-            }
-            ProviderKind::Qemu => {
-                let qemu = qemu::Qemu::new(&at_real_path, pause_image);
-                let qemu = qemu.with_gateway(socket.clone());
-                Arc::new(qemu.with_node(Arc::clone(&registries) as _))
-            }
-            ProviderKind::Ec2 => {
-                let api = kiyot_ec2::api(&config.ec2)
-                    .await
-                    .ok_or_else(|| StartError::NoEc2(name.clone()))?;
-                let api = ec2::PacedApi::new(api, Arc::clone(&api_calls) as _);
-                let agent = agent.as_ref().and_then(AgentProgram::architecture);
-                let agent = agent.and_then(Architecture::named);
-                let ec2 = ec2::Ec2::new(config, owner.clone(), api, pause_image);
-                Arc::new(ec2.with_agent_for(agent))
-            }
-        };
-        let capabilities = provider.capabilities();
-        let rules = Rules { policy: config.policy, capabilities };
-        for unmet in rules.unmet().into_iter().chain(config.gateway.warning()) {
+        let mut providers = Vec::new();
+        for kind in &config.providers {
+            let (registries, pause_image) = (Arc::clone(&registries), Arc::clone(&pause_image));
+            let provider: Arc<dyn Provider> = match kind {
+                ProviderKind::Netns => {
+                    Arc::new(netns::Netns::new(&at_real_path, registries as _, pause_image))
+                }
+                ProviderKind::Qemu => {
+                    let qemu = qemu::Qemu::new(&at_real_path, pause_image);
+                    Arc::new(qemu.with_gateway(socket.clone()).with_node(registries as _))
+                }
+                ProviderKind::Ec2 => {
+                    let Some(api) = kiyot_ec2::api(&config.ec2).await else {
+                        if config.providers.len() == 1 {
+                            return Err(StartError::NoEc2(name.clone()));
+                        }
+                        tracing::error!(
+                            backend = %name,
+                            "provider \"ec2\" has no cells, this program was built without it"
+                        );
+                        continue;
+                    };
+                    let api = ec2::PacedApi::new(api, Arc::clone(&api_calls) as _);
+                    let agent = agent.as_ref().and_then(AgentProgram::architecture);
+                    let agent = agent.and_then(Architecture::named);
+                    let ec2 = ec2::Ec2::new(config, owner.clone(), api, pause_image);
+                    Arc::new(ec2.with_agent_for(agent))
+                }
+            };
+            providers.push(configured(config, *kind, provider));
+        }
+        let rules = Rules::of(config);
+        for unmet in rules.iter().flat_map(Rules::unmet).chain(config.gateway.warning()) {
             tracing::warn!(backend = %name, "{unmet}");
         }
-        let checking = AbortOnDropHandle::new(tokio::spawn(check(name.clone(), provider.clone())));
+        let all: Vec<_> = providers.iter().map(|it| Arc::clone(&it.provider)).collect();
+        let checked = name.clone();
+        let checking = AbortOnDropHandle::new(tokio::spawn(async move {
+            join_all(all.into_iter().map(|provider| check(checked.clone(), provider))).await;
+        }));
+        let sees_node_files = rules.iter().any(|rules| rules.capabilities.sees_node_files);
         let cells_config = CellsConfig {
-            limits: limits_of(config),
+            limits: engine::Limits::of(config),
             launch_timeout: config.launch_timeout,
             token_ttl: config.token_ttl,
             orphan_timeout: config.orphan_timeout,
@@ -260,12 +282,11 @@ impl Milpa {
             owner,
             tag_rules: TagRules::of(config),
             take_over,
-            rules: placement::Rules::of(config),
             spot_deadline: config.placement.spot_deadline,
             warm: config.warm.clone(),
             ..CellsConfig::default()
         };
-        let cells = Cells::start(cells_config, store.clone(), provider).await.map_err(of_store)?;
+        let cells = Cells::start(cells_config, store.clone(), providers).await.map_err(of_store)?;
         let send_rate = Arc::new(SendRate::new(config.image_bytes_per_second));
         let gateway_config = GatewayConfig {
             socket,
@@ -274,7 +295,6 @@ impl Milpa {
                 advertise: config.gateway.advertised(),
                 is_forwarded: config.gateway.is_forwarded(),
             }),
-            cells_are_remote: capabilities.remote,
             agent: agent.map(|program| program.with_rate(Arc::clone(&send_rate))),
             ca,
             build_id: env!("CARGO_PKG_VERSION").to_owned(),
@@ -295,13 +315,9 @@ impl Milpa {
             node,
             config.image_pull_progress_timeout,
             registries,
-            match config.image_source {
-                ImageSource::Auto => capabilities.remote,
-                ImageSource::Node => false,
-                ImageSource::Registry => true,
-            },
-            capabilities.remote.then_some(send_rate),
-            capabilities.sees_node_files.then_some(&*config.state_dir),
+            config.image_source,
+            config.has_remote_cells().then_some(send_rate),
+            sees_node_files.then_some(&*config.state_dir),
         );
         let volumes = Volumes::new(vec![config.kubelet_dir.clone()], config.policy.host_path);
         let logs = Logs::new();
@@ -324,7 +340,7 @@ impl Milpa {
             volumes,
             logs,
             streaming: Arc::new(Streaming::start().await),
-            rules,
+            policy: config.policy,
             claim_timeout: Parts::CLAIM_TIMEOUT,
             usage_timeout: Parts::USAGE_TIMEOUT,
             metrics_timeout: Parts::METRICS_TIMEOUT,
@@ -341,7 +357,7 @@ impl Milpa {
         let inventory = Inventory::new(
             name.clone(),
             node_name,
-            config.provider,
+            &config.providers,
             Arc::clone(&cells),
             Arc::clone(&cri),
             store.clone(),
@@ -396,10 +412,10 @@ impl Milpa {
     /// Sets the limits of cells. Running cells go on, even above a lower limit. Warns if the node
     /// allows fewer.
     pub fn set_limits(&self, config: &MilpaBackend) {
-        if config.provider == ProviderKind::Netns {
+        if config.has(ProviderKind::Netns) {
             netns::check_limits(config.max_cells);
         }
-        self.cells.set_limits(limits_of(config));
+        self.cells.set_limits(engine::Limits::of(config));
     }
 
     /// Sets the warm pools. Cells of other pools end.

@@ -29,16 +29,12 @@ pub(super) fn of(path: &Path, config: &Config) -> String {
             BackendConfig::Milpa(milpa) => {
                 let rules = Rules::of(milpa);
                 let notes: String = rules
-                    .unmet()
-                    .into_iter()
+                    .iter()
+                    .flat_map(Rules::unmet)
                     .chain(milpa.gateway.warning())
+                    .chain(milpa.has(ProviderKind::Ec2).then(|| milpa.ec2.warning()).flatten())
                     .chain(
-                        (milpa.provider == ProviderKind::Ec2)
-                            .then(|| milpa.ec2.warning())
-                            .flatten(),
-                    )
-                    .chain(
-                        (milpa.provider == ProviderKind::Ec2 && !cfg!(feature = "ec2"))
+                        (milpa.has(ProviderKind::Ec2) && !cfg!(feature = "ec2"))
                             .then(|| NoLiveCheck::NoEc2.to_string()),
                     )
                     .map(|unmet| format!("\n  note: backend {name}: {unmet}"))

@@ -42,7 +42,7 @@ pub(super) fn explain(lines: &mut Lines, target: &Target<'_>, pod: &Pod) {
         lines.say(format!("admission: {} that this node declares", counted.join(", ")));
     }
     // Cells of other providers take from the node what it counts.
-    if target.milpa.provider == ProviderKind::Ec2 && !undeclared.is_empty() {
+    if target.provider == ProviderKind::Ec2 && !undeclared.is_empty() {
         lines.say(format!(
             "note: scheduler and kubelet count its requests of {} against the node, although they \
              take nothing from it; the node can declare more (docs/capacity.md)",

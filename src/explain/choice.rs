@@ -1,6 +1,6 @@
 //! Explanation of the choice of an instance.
 
-use kiyot_config::{MilpaBackend, ProviderKind};
+use kiyot_config::ProviderKind;
 use kiyot_engine::{
     placement::{
         Accuracy, AllRefused, Candidate, Catalogue, CatalogueFile, Market, Needs, NoFit, Offering,
@@ -9,7 +9,7 @@ use kiyot_engine::{
     request::Architecture,
 };
 
-use super::{Lines, Live};
+use super::{Lines, Live, Target};
 
 /// Candidates that are named after the first.
 const NAMED_NEXT: usize = 3;
@@ -20,8 +20,13 @@ const NAMED_MISSES: usize = 3;
 const ANY_NODE: Size = Size { cpus: u32::MAX, memory_mib: u64::MAX / 2 };
 
 /// Checks that a provider without a catalogue in a file can make a cell for a pod.
-pub(super) fn check(lines: &mut Lines, milpa: &MilpaBackend, rules: &Rules, needs: &Needs) {
-    let catalogue = match milpa.provider {
+pub(super) fn check(
+    lines: &mut Lines,
+    target: &Target<'_>,
+    rules: &Rules,
+    needs: &Needs,
+) -> Vec<Candidate> {
+    let catalogue = match target.provider {
         ProviderKind::Netns => {
             let (instance_type, zone) = ("netns".to_owned(), String::new());
             Catalogue::any_size(Offering { instance_type, zone, market: Market::OnDemand })
@@ -29,25 +34,34 @@ pub(super) fn check(lines: &mut Lines, milpa: &MilpaBackend, rules: &Rules, need
         ProviderKind::Qemu => Catalogue::sized("node", "node", ANY_NODE, Architecture::Amd64),
         ProviderKind::Ec2 => {
             // The command makes no call: zones and live prices are not known.
-            let catalogue = CatalogueFile::built_in_for(&milpa.ec2.region);
+            let catalogue = CatalogueFile::built_in_for(&target.milpa.ec2.region);
             return explain(lines, &catalogue, rules, needs);
         }
     };
-    if rank(&catalogue, needs, rules, &()).is_empty() {
+    let ranked = rank(&catalogue, needs, rules, &());
+    if ranked.is_empty() {
         lines.refuse(NoFit::new(&catalogue, needs, rules));
     }
+    ranked
 }
 
 /// Explains which instance a pod gets by a catalogue, what it costs, and what comes next.
-pub(super) fn explain(lines: &mut Lines, catalogue: &Catalogue, rules: &Rules, needs: &Needs) {
+pub(super) fn explain(
+    lines: &mut Lines,
+    catalogue: &Catalogue,
+    rules: &Rules,
+    needs: &Needs,
+) -> Vec<Candidate> {
     let ranked = rank(catalogue, needs, rules, &());
     let Some(first) = ranked.first() else {
-        return lines.refuse(NoFit::new(catalogue, needs, rules));
+        lines.refuse(NoFit::new(catalogue, needs, rules));
+        return ranked;
     };
     if is_estimated(lines, needs, &ranked) {
         lines.say("prices are estimates, those of us-east-1: the daemon reads those of the region");
     }
     name_misses(lines, catalogue, needs, rules, first);
+    ranked
 }
 
 /// Explains the choice of a running daemon, which avoids offerings that were refused lately.
@@ -56,7 +70,7 @@ pub(super) fn explain_live(
     (catalogue, live): (&Catalogue, &Live),
     rules: &Rules,
     needs: &Needs,
-) {
+) -> Vec<Candidate> {
     let fitting = rank_refused(catalogue, needs, rules);
     let ranked = rank(catalogue, needs, rules, &live.refusals.at(live.now));
     if ranked.is_empty() {
@@ -75,6 +89,7 @@ pub(super) fn explain_live(
     if let Some(first) = fitting.first() {
         name_misses(lines, catalogue, needs, rules, first);
     }
+    ranked
 }
 
 /// Names the candidates. Returns true if a price is an estimate.
@@ -103,7 +118,7 @@ fn name_misses(
     }
 }
 
-fn priced(candidate: &Candidate) -> String {
+pub(super) fn priced(candidate: &Candidate) -> String {
     let Candidate { offering, price, accuracy } = candidate;
     format!("{offering} {accuracy} {price} an hour")
 }

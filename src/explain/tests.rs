@@ -7,7 +7,7 @@ use kiyot_engine::{
     },
     request::{
         Architecture,
-        keys::{ARCHITECTURE, GPU, HEALTHY_TIMEOUT, TARGET_RUNTIME},
+        keys::{ARCHITECTURE, GPU, HEALTHY_TIMEOUT, ISOLATION, PROVIDER, TARGET_RUNTIME},
     },
 };
 use kiyot_manifest::{self as manifest, File};
@@ -557,10 +557,16 @@ fn refusal(reason: &str) -> Refusal {
     Refusal { until: NOW + Duration::from_secs(179), reason: reason.into() }
 }
 
+/// Returns the state of a running daemon with a provider in a state.
+fn running(live: Live, limits: &[String]) -> BTreeMap<String, LiveBackend> {
+    let providers = BTreeMap::from([("netns", live)]);
+    BTreeMap::from([("milpa".to_owned(), LiveBackend { providers, limits: limits.to_vec() })])
+}
+
 /// Returns the explanation of a running daemon.
 fn with_refusals(catalogue: Catalogue, refusals: Refusals) -> (String, bool) {
     let live = Live { catalogue: Some(catalogue.into()), refusals, now: NOW, ..Live::default() };
-    let backends = BTreeMap::from([("milpa".to_owned(), live)]);
+    let backends = running(live, &[]);
     placed(OPT_IN, "    pod.elotl.co/architecture: amd64\n", Prices::Live(&backends))
 }
 
@@ -616,9 +622,9 @@ fn running_daemon_avoids_refused_offerings_and_tells_its_limits() {
     let mut refusals = Refusals::default();
     refusals.add(&refused, NOW, &refusal("no capacity"));
     let limits = vec!["its backend: 3 of 9 cells".to_owned()];
-    let live = Live { catalogue, refusals, now: NOW, limits: limits.clone(), refused: None };
+    let live = Live { catalogue, refusals, now: NOW, ..Live::default() };
     let amd64 = "    pod.elotl.co/architecture: amd64\n";
-    let backends = BTreeMap::from([("milpa".to_owned(), live)]);
+    let backends = running(live, &limits);
     let (text, fine) = placed(OPT_IN, amd64, Prices::Live(&backends));
     for line in [
         "its instance: c8a.medium (On-Demand) at $0.05389 an hour",
@@ -628,11 +634,11 @@ fn running_daemon_avoids_refused_offerings_and_tells_its_limits() {
         assert!(fine && text.contains(line), "{line} is not in {text}");
     }
     // Without the provider's catalogue, as the provider is configured.
-    let backends = BTreeMap::from([("milpa".to_owned(), Live { limits, ..Live::default() })]);
+    let backends = running(Live::default(), &limits);
     let (text, fine) = placed(OPT_IN, amd64, Prices::Live(&backends));
     assert!(fine && text.contains("3 of 9") && !text.contains("its instance"), "{text}");
     let live = Live { refused: Some("ec2.image: none".to_owned()), ..Live::default() };
-    let backends = BTreeMap::from([("milpa".to_owned(), live)]);
+    let backends = running(live, &[]);
     let (text, fine) = placed(OPT_IN, amd64, Prices::Live(&backends));
     assert!(!fine && text.contains("refused: ec2.image: none"), "{text}");
 }
@@ -749,8 +755,8 @@ fn document_has_the_annotations_that_each_provider_honours() {
         let example = examples[&key][3].trim_matches('`');
         let value = if key == ARCHITECTURE { other } else { example };
         for (catalogue, cell) in catalogues.iter().zip(&cells[1..]) {
-            // GPUs are refused before the choice.
-            let is_honoured = [HEALTHY_TIMEOUT, GPU].contains(&key.as_str())
+            // Pods with GPUs, and of another provider or isolation, are refused before the choice.
+            let is_honoured = [HEALTHY_TIMEOUT, GPU, PROVIDER, ISOLATION].contains(&key.as_str())
                 || choice(catalogue, &key, value) != choice(catalogue, TARGET_RUNTIME, "kiyot");
             assert_eq!(cell.starts_with("yes"), is_honoured, "{cells:?}");
         }

@@ -8,7 +8,7 @@ use super::{Lines, Target};
 
 /// Explains the variables of a container in a cell that are absent, or have facts of the node.
 pub(super) fn explain(lines: &mut Lines, target: &Target<'_>, pod: &Pod, container: &Container) {
-    let provider = target.milpa.provider;
+    let provider = target.provider;
     let name = &container.name;
     for EnvSource { variable, kind } in &container.env_sources {
         match kind {
@@ -47,7 +47,7 @@ pub(super) fn explain(lines: &mut Lines, target: &Target<'_>, pod: &Pod, contain
 /// Returns whether a variable gets the figure of its cell.
 fn is_replaced(target: &Target<'_>, field: &ResourceField) -> bool {
     target.config.kubernetes.reads_requests()
-        && target.milpa.provider != ProviderKind::Netns
+        && target.provider != ProviderKind::Netns
         && ["limits.cpu", "limits.memory"].contains(&&*field.resource)
 }
 
@@ -75,7 +75,7 @@ fn note_resource(
     let is_declared = resource
         .strip_prefix("limits.")
         .is_some_and(|name| capacity.is_some_and(|capacity| capacity.declares(name)));
-    if target.milpa.provider == ProviderKind::Netns && !is_declared {
+    if target.provider == ProviderKind::Netns && !is_declared {
         return;
     }
     let of = container.as_ref().map(|name| format!(" of container {name:?}")).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! On-demand prices of AWS's price list.
 
-use kiyot_config::{MilpaBackend, PriceSource};
+use kiyot_config::{MilpaBackend, PriceSource, ProviderKind};
 use kiyot_ec2::provider::Ec2;
 use kiyot_engine::{
     placement::{Accuracy, Catalogue, Market, Needs, Offer, Offering, Requested, Rules, rank},
@@ -47,7 +47,7 @@ async fn ended(world: &World) -> usize {
 
 /// Returns the type that a pod without annotations gets on demand.
 fn choice(catalogue: &Catalogue) -> String {
-    let rules = Rules::of(&MilpaBackend::default());
+    let rules = Rules::of(&MilpaBackend::default(), ProviderKind::Netns);
     let needs = Needs::new(&CellRequest::default(), &Requested::default(), &rules.defaults);
     rank(catalogue, &needs, &rules, &())[0].offering.instance_type.clone()
 }
@@ -64,7 +64,7 @@ async fn prices_of_another_region_decide_the_choice() {
     let built_in = offer(&before, &first, Market::OnDemand);
     assert_eq!(built_in.accuracy, Accuracy::Estimate);
     // The next type is the cheaper in this region.
-    let rules = Rules::of(&MilpaBackend::default());
+    let rules = Rules::of(&MilpaBackend::default(), ProviderKind::Netns);
     let needs = Needs::new(&CellRequest::default(), &Requested::default(), &rules.defaults);
     let others = rank(&before, &needs, &rules, &());
     let names = others.iter().map(|it| it.offering.instance_type.clone());

@@ -87,7 +87,6 @@ pub(crate) fn gateway_config(socket: PathBuf, ca: Ca) -> GatewayConfig {
     GatewayConfig {
         socket,
         tcp: None,
-        cells_are_remote: false,
         agent: None,
         ca,
         build_id: "daemon".to_owned(),

@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 use kiyot::backends::milpa::{
-    cells::{BoundCell, CellEvent, Cells, CellsConfig, Links},
+    cells::{BoundCell, CellEvent, Cells, CellsConfig, Configured, Links},
     gateway::{Admission, CellLink},
     store::{Batch, Store, Table},
 };
@@ -32,7 +32,7 @@ impl Links for NoGateway {
         unconnected_link()
     }
 
-    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
+    fn bootstrap(&self, cell: &CellId, token: &str, _: bool) -> Bootstrap {
         bench::bootstrap(cell, token)
     }
 
@@ -52,7 +52,7 @@ async fn start(bench: &Bench, store: &Store) -> (Arc<Cells>, broadcast::Receiver
         Arc::new(Netns::new(&bench.config, Arc::new(None::<PathBuf>), PauseImage::new(None)));
     let config =
         CellsConfig { boot_id: boot_id(), launch_timeout: LIMIT, ..CellsConfig::default() };
-    let cells = Cells::start(config, store.clone(), provider).await.unwrap();
+    let cells = Cells::start(config, store.clone(), vec![Configured::new(provider)]).await.unwrap();
     let events = cells.events();
     cells.serve(Arc::new(NoGateway));
     (cells, events)

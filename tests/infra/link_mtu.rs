@@ -130,14 +130,13 @@ async fn assert_works_over(mtus: &[u32]) {
             advertise: None,
             is_forwarded: false,
         }),
-        cells_are_remote: true,
         ..gateway_config(dir.path().join("gateway.sock"), Ca::new().unwrap())
     };
     let gateway = Gateway::start(config, Arc::new(AdmitAll)).await.unwrap();
     let cell = CellId::mint().unwrap();
     let link = gateway.link(&cell);
     let uplink =
-        Uplink::new(gateway.bootstrap(&cell, "token"), &dir.path().join("private"), "agent")
+        Uplink::new(gateway.bootstrap(&cell, "token", true), &dir.path().join("private"), "agent")
             .unwrap()
             .from_namespace(chain.cell());
     let fake = FakeCell::new(cell.as_str(), uplink.handle(), Options::default());

@@ -17,6 +17,7 @@ mod name_server;
 mod names;
 mod network;
 mod outages;
+mod providers;
 mod pulls;
 mod refusals;
 mod stock_debian;

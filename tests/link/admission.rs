@@ -108,7 +108,7 @@ async fn foreign_or_expired_certificate_is_refused() {
 
     fixture.admission.expect(&cell, TOKEN);
     let _link = fixture.gateway.link(&cell);
-    key.enrol(&fixture.gateway.bootstrap(&cell, TOKEN)).await.unwrap();
+    key.enrol(&fixture.bootstrap_of(&cell)).await.unwrap();
     let not_after = Certificate::read(&expired).unwrap().not_after;
     wait_for("the certificate has expired", || {
         SystemTime::now() > not_after + Duration::from_secs(1)

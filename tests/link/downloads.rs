@@ -174,7 +174,7 @@ async fn downloads_of_a_cell_are_limited_and_leave_other_cells_theirs() {
     let (head, body) = download(&bootstrap).await;
     assert!(head.starts_with("HTTP/1.1 503 ") && head.contains("retry-after: 5\r\n"), "{head}");
     assert!(body.is_empty());
-    let (stream, head) = begin(&fixture.gateway.bootstrap(&other, TOKEN)).await;
+    let (stream, head) = begin(&fixture.bootstrap_of(&other)).await;
     assert_eq!(head, "HTTP/1.1 200");
     held.push(stream);
     // Those that were held go on. All together, because the kernel cuts those that stand still.

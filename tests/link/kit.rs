@@ -145,7 +145,12 @@ impl Fixture {
     }
 
     pub(crate) fn bootstrap(&self) -> Bootstrap {
-        self.gateway.bootstrap(&self.cell, TOKEN)
+        self.bootstrap_of(&self.cell)
+    }
+
+    /// The boot data of a cell that dials as the fixture's does.
+    pub(crate) fn bootstrap_of(&self, cell: &CellId) -> Bootstrap {
+        self.gateway.bootstrap(cell, TOKEN, self.gateway.tcp_address().is_some())
     }
 
     pub(crate) fn private_dir(&self) -> PathBuf {
@@ -190,7 +195,6 @@ pub(crate) async fn start_gateway_with_clock(
 ) -> Gateway {
     let config = GatewayConfig {
         socket: endpoints.socket,
-        cells_are_remote: endpoints.tcp.is_some(),
         tcp: endpoints.tcp,
         agent: endpoints.agent.map(|path| AgentProgram::open(&path).unwrap()),
         ca,

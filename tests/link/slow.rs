@@ -182,7 +182,7 @@ async fn slow_cell_slows_no_other_cell() {
     let cell = CellId::mint().unwrap();
     fixture.admission.expect(&cell, TOKEN);
     let fast = fixture.gateway.link(&cell);
-    let bootstrap = fixture.gateway.bootstrap(&cell, TOKEN);
+    let bootstrap = fixture.bootstrap_of(&cell);
     let _fast = RunningAgent::start(bootstrap, fixture.dir.path().join("fast"));
     echo(&fixture.link.bulk, "enrolled").await;
     let mut slow = pin!(async {

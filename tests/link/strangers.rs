@@ -51,11 +51,10 @@ async fn closed(stream: &mut TcpStream) -> Vec<u8> {
     received
 }
 
-fn config(endpoints: Endpoints, cells_are_remote: bool) -> GatewayConfig {
+fn config(endpoints: Endpoints) -> GatewayConfig {
     GatewayConfig {
         socket: endpoints.socket,
         tcp: endpoints.tcp,
-        cells_are_remote,
         agent: None,
         ca: Ca::new().unwrap(),
         build_id: "daemon".to_owned(),
@@ -75,10 +74,8 @@ async fn socket_and_port_serve_cells_at_the_same_time() {
     fixture.admission.expect(&cell, TOKEN);
     let link = fixture.gateway.link(&cell);
     let socket = fixture.dir.path().join("gateway.sock");
-    let bootstrap = Bootstrap {
-        gateway: GatewayAddress::Unix(socket),
-        ..fixture.gateway.bootstrap(&cell, TOKEN)
-    };
+    let bootstrap =
+        Bootstrap { gateway: GatewayAddress::Unix(socket), ..fixture.bootstrap_of(&cell) };
     let local = RunningAgent::start(bootstrap, fixture.dir.path().join("local"));
     echo(&link.bulk, "over the socket").await;
     drop(local);
@@ -91,16 +88,15 @@ async fn boot_data_has_the_address_that_the_provider_needs() {
     let mut endpoints = Endpoints::tcp(&dir);
     endpoints.tcp.as_mut().unwrap().advertise = Some("192.0.2.1:443".parse().unwrap());
     let cell = CellId::mint().unwrap();
-    for (cells_are_remote, expected) in [
+    let admission = Arc::<TestAdmission>::default();
+    let gateway = Gateway::start(config(endpoints.clone()), admission).await.unwrap();
+    for (is_remote, expected) in [
         (true, GatewayAddress::Tcp("192.0.2.1:443".parse().unwrap())),
         (false, GatewayAddress::Unix(endpoints.socket.clone())),
     ] {
-        let admission = Arc::<TestAdmission>::default();
-        let gateway =
-            Gateway::start(config(endpoints.clone(), cells_are_remote), admission).await.unwrap();
-        assert_eq!(gateway.bootstrap(&cell, "token").gateway, expected);
-        gateway.shutdown().await;
+        assert_eq!(gateway.bootstrap(&cell, "token", is_remote).gateway, expected);
     }
+    gateway.shutdown().await;
 }
 
 /// Verifies C11, X50.
@@ -112,7 +108,7 @@ async fn port_in_use_delays_no_start_and_is_listened_on_once_it_is_free() {
     let mut endpoints = Endpoints::tcp(&dir);
     endpoints.tcp.as_mut().unwrap().listen = listen;
     let admission = Arc::<TestAdmission>::default();
-    let gateway = Gateway::start(config(endpoints.clone(), true), admission).await.unwrap();
+    let gateway = Gateway::start(config(endpoints.clone()), admission).await.unwrap();
     assert_eq!(gateway.tcp_address(), Some(listen));
     Stream::dial(&GatewayAddress::Unix(endpoints.socket.clone())).await.unwrap();
     drop(taken);
@@ -127,20 +123,10 @@ async fn address_of_another_machine_fails_the_start_by_address_and_key() {
     let dir = tempfile::tempdir().unwrap();
     let mut endpoints = Endpoints::tcp(&dir);
     endpoints.tcp.as_mut().unwrap().listen = "192.0.2.1:7700".parse().unwrap();
-    let started = Gateway::start(config(endpoints.clone(), true), Arc::<TestAdmission>::default());
+    let started = Gateway::start(config(endpoints.clone()), Arc::<TestAdmission>::default());
     let error = started.await.unwrap_err();
     assert!(error.to_string().contains("gateway.listen = \"192.0.2.1:7700\""), "{error}");
     assert!(!endpoints.socket.exists(), "the socket is not made");
-}
-
-/// Verifies C10.
-#[tokio::test]
-async fn remote_cells_without_a_port_fail_the_start_by_key() {
-    let dir = tempfile::tempdir().unwrap();
-    let started =
-        Gateway::start(config(Endpoints::unix(&dir), true), Arc::<TestAdmission>::default());
-    let text = started.await.unwrap_err().to_string();
-    assert!(text.starts_with("gateway.listen: is missing"), "{text}");
 }
 
 /// Verifies L19.

@@ -7,20 +7,19 @@ use std::{
 };
 
 use bytes::Bytes;
-use kiyot_config::{HostPath, Policy};
-use kiyot_engine::provider::{Owner, Provider};
+use kiyot_config::{HostPath, ImageSource, Policy};
+use kiyot_engine::provider::Owner;
 use kiyot_local::PauseImage;
 
 use kiyot::{
     backends::{
         Method,
         milpa::{
-            cells::{Cells, CellsConfig},
+            cells::{Cells, CellsConfig, Configured},
             cri::{CriService, Parts},
             gateway::{Gateway, GatewayConfig, Limits, ca::Ca},
             images::{Images, NodeImages, Registries},
             logs::Logs,
-            policy::Rules,
             store::{Batch, Store},
             streaming::Streaming,
             volumes::Volumes,
@@ -283,7 +282,10 @@ impl Daemon {
         };
         let config =
             CellsConfig { launch_timeout: timeouts.launch, owner, ..CellsConfig::default() };
-        let cells = Cells::start(config, store.clone(), Arc::clone(provider) as _).await.unwrap();
+        let cells =
+            Cells::start(config, store.clone(), vec![Configured::new(Arc::clone(provider) as _)])
+                .await
+                .unwrap();
         let limits = Limits {
             handshake: LIMIT,
             enrolment: LIMIT,
@@ -293,7 +295,6 @@ impl Daemon {
         let config = GatewayConfig {
             socket: state.join("gateway.sock"),
             tcp: None,
-            cells_are_remote: false,
             agent: None,
             ca,
             build_id: "test".to_owned(),
@@ -310,11 +311,11 @@ impl Daemon {
         let parts = Parts {
             store: store.clone(),
             cells: Arc::clone(&cells),
-            images: Images::new(node, LIMIT, registries, false, None, None),
+            images: Images::new(node, LIMIT, registries, ImageSource::Auto, None, None),
             volumes: Volumes::new(vec![dir.join("kubelet")], HostPath::Refuse),
             logs: Logs::new(),
             streaming: Arc::new(Streaming::start().await),
-            rules: Rules { policy: Policy::default(), capabilities: provider.capabilities() },
+            policy: Policy::default(),
             claim_timeout: timeouts.claim,
             usage_timeout: LIMIT,
             metrics_timeout: LIMIT,

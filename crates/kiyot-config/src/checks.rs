@@ -64,18 +64,18 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
         if let BackendConfig::Milpa(milpa) = backend {
             check_warm(name, milpa, report);
             let at = format!("backends.{name}.gateway");
-            milpa.gateway.check(&at, milpa.provider.has_remote_cells(), report);
-            if milpa.provider.has_remote_cells() && milpa.cluster.is_none() {
+            milpa.gateway.check(&at, milpa.has_remote_cells(), report);
+            if milpa.has_remote_cells() && milpa.cluster.is_none() {
                 let rule = "is missing; the provider's instances are found by their owner, which \
                             is this name and the node's: a name such as \"production\"";
                 report.add(Problem::new(format!("backends.{name}.cluster"), rule));
             }
-            if config.kubernetes.derives_capacity() && !milpa.provider.has_remote_cells() {
+            if config.kubernetes.derives_capacity() && !milpa.has_remote_cells() {
                 let rule = "is of cells on other machines; allowed with such a provider (\"ec2\"), \
                             else figures of the node";
                 report.add(Problem::new("kubernetes.capacity.derived", rule));
             }
-            if milpa.provider == ProviderKind::Ec2 {
+            if milpa.has(ProviderKind::Ec2) {
                 let knows_node = milpa.gateway.node_address().is_some();
                 milpa.ec2.check(&format!("backends.{name}.ec2"), knows_node, report);
             }
@@ -104,6 +104,11 @@ fn check_warm(name: &str, milpa: &MilpaBackend, report: &Report) {
         if milpa.warm[..index].iter().any(|earlier| earlier.to_string() == identity) {
             let rule = format!("is a second pool of {identity}; allowed: one");
             report.add(Problem::new(at(index, ""), rule));
+        }
+        if let Some(provider) = pool.provider.filter(|provider| !milpa.has(*provider)) {
+            let rule = "is not configured; allowed: one of providers";
+            let value = format!("{:?}", provider.name());
+            report.add(Problem::with_value(at(index, ".provider"), value, rule));
         }
         cells = cells.saturating_add(pool.count);
         if cells > milpa.max_cells {

@@ -85,7 +85,7 @@ impl Diff {
                         healthy_timeout => live,
                         ephemeral_storage_limit => restart,
                         state_dir => restart,
-                        provider => restart,
+                        providers => restart,
                         cluster => restart,
                         node => restart,
                         orphan_timeout => restart,

@@ -21,6 +21,7 @@ mod ec2;
 mod gateway;
 mod kubernetes;
 mod limits;
+mod local_machine;
 mod local_network;
 mod metrics;
 mod milpa;
@@ -45,6 +46,7 @@ pub use ec2::{
 pub use gateway::{Advertise, GatewayListen};
 pub use kubernetes::{Kubernetes, KubernetesAccess};
 pub use limits::Limits;
+pub use local_machine::LocalMachine;
 pub use local_network::LocalNetwork;
 pub use metrics::Metrics;
 pub use milpa::{

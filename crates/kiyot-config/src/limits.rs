@@ -32,7 +32,7 @@ impl Limits {
     }
 }
 
-fn price(field: Field<'_>) -> Option<Price> {
+pub(super) fn price(field: Field<'_>) -> Option<Price> {
     field.read("dollars an hour in quotes, such as \"2.5\", from 0 to 100000", |text| {
         text.parse().ok()
     })

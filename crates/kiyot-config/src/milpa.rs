@@ -2,10 +2,11 @@
 
 use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
-use kiyot_values::problems::{Field, Table};
+use kiyot_values::problems::{Field, Problem, Report, Table};
 
 use super::{
-    Ec2, GatewayListen, Limits, Netns, Placement, Qemu, WarmPool, backends::CONTAINERD_SOCKET, read,
+    Ec2, GatewayListen, Limits, LocalMachine, Netns, Placement, Qemu, WarmPool,
+    backends::CONTAINERD_SOCKET, read,
 };
 
 const STATE_DIR: &str = "/var/lib/kiyot";
@@ -38,7 +39,7 @@ const NODE_NAMESPACE: &str = "k8s.io";
 const KUBELET_DIR: &str = "/var/lib/kubelet";
 
 /// Providers by name. A program that was built without one says so when it starts.
-const PROVIDERS: &[(&str, ProviderKind)] =
+pub(super) const PROVIDERS: &[(&str, ProviderKind)] =
     &[("netns", ProviderKind::Netns), ("qemu", ProviderKind::Qemu), ("ec2", ProviderKind::Ec2)];
 
 /// Pods in cells.
@@ -46,8 +47,8 @@ const PROVIDERS: &[(&str, ProviderKind)] =
 pub struct MilpaBackend {
     /// Directory of the store and of all cells of this node, for the daemon alone (mode 0700).
     pub state_dir: PathBuf,
-    /// Provider of cells.
-    pub provider: ProviderKind,
+    /// Providers of cells, in the order in which equal offerings are preferred. Not empty.
+    pub providers: Vec<ProviderKind>,
     /// Name of the cluster, for the tags of instances.
     pub cluster: Option<String>,
     /// Name of the node, for the tags of instances; by default the host name.
@@ -102,7 +103,7 @@ pub struct MilpaBackend {
 }
 
 /// Provider of cells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProviderKind {
     /// `netns`: namespaces of this node.
     Netns,
@@ -113,6 +114,15 @@ pub enum ProviderKind {
 }
 
 impl ProviderKind {
+    /// Returns its name in the configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Netns => "netns",
+            Self::Qemu => "qemu",
+            Self::Ec2 => "ec2",
+        }
+    }
+
     /// Returns whether its cells are on other machines than the daemon.
     pub fn has_remote_cells(self) -> bool {
         match self {
@@ -219,7 +229,7 @@ impl Default for MilpaBackend {
     fn default() -> Self {
         Self {
             state_dir: STATE_DIR.into(),
-            provider: ProviderKind::Netns,
+            providers: vec![ProviderKind::Netns],
             cluster: None,
             node: None,
             max_cells: MAX_CELLS,
@@ -254,9 +264,29 @@ impl MilpaBackend {
         (!self.healthy_timeout.is_zero()).then_some(self.healthy_timeout)
     }
 
-    /// Returns the memory in bytes that a cell's own processes need beside its pod.
-    pub fn memory_overhead(&self) -> u64 {
-        match self.provider {
+    /// Returns whether a provider is configured.
+    pub fn has(&self, provider: ProviderKind) -> bool {
+        self.providers.contains(&provider)
+    }
+
+    /// Returns whether a provider makes cells on other machines than the daemon.
+    pub fn has_remote_cells(&self) -> bool {
+        self.providers.iter().any(|provider| provider.has_remote_cells())
+    }
+
+    /// Returns the part of this node that a provider's cells may have; `None` for cells on other
+    /// machines.
+    pub fn machine_of(&self, provider: ProviderKind) -> Option<LocalMachine> {
+        match provider {
+            ProviderKind::Netns => Some(self.netns.machine),
+            ProviderKind::Qemu => Some(self.qemu.machine),
+            ProviderKind::Ec2 => None,
+        }
+    }
+
+    /// Returns the memory in bytes that the own processes of a provider's cell need beside its pod.
+    pub fn memory_overhead_of(&self, provider: ProviderKind) -> u64 {
+        match provider {
             ProviderKind::Netns => self.netns.memory_overhead,
             ProviderKind::Qemu => self.qemu.memory_overhead,
             ProviderKind::Ec2 => self.ec2.memory_overhead(),
@@ -267,8 +297,14 @@ impl MilpaBackend {
         // An empty path means absent, until `checks::complete` sets the node backend's.
         let mut backend = Self { node_containerd: PathBuf::new(), ..Self::default() };
         table.set("state_dir", &mut backend.state_dir, read::path);
-        table.set("provider", &mut backend.provider, |field| field.choice(PROVIDERS));
-        if backend.provider == ProviderKind::Ec2 {
+        let (one, several) = (table.take("provider"), table.take("providers"));
+        if let (Some(one), Some(_)) = (&one, &several) {
+            one.refuse("stands beside providers; allowed: one of both");
+        }
+        let one = one.and_then(|field| field.choice(PROVIDERS)).map(|one| vec![one]);
+        let several = several.and_then(|field| providers(field, table.report()));
+        backend.providers = one.or(several).unwrap_or(backend.providers);
+        if backend.has_remote_cells() {
             backend.launch_timeout = CLOUD_LAUNCH_TIMEOUT;
             backend.token_ttl = CLOUD_TOKEN_TTL;
         }
@@ -376,6 +412,23 @@ impl Policy {
         table.finish();
         policy
     }
+}
+
+/// Reads a list of providers. Those of cells on the node exclude each other: they share its state
+/// directory and its network.
+fn providers(field: Field<'_>, report: &Report) -> Option<Vec<ProviderKind>> {
+    let at = field.at().to_owned();
+    let providers: Vec<ProviderKind> =
+        field.items().into_iter().filter_map(|item| item.choice(PROVIDERS)).collect();
+    let local = providers.iter().filter(|provider| !provider.has_remote_cells()).count();
+    if providers.is_empty() || local > 1 || providers.len() - local > 1 {
+        let rule = "names no provider, or several of cells on the node, or one twice; allowed: \
+                    \"netns\" or \"qemu\", \"ec2\", or one of the first two and \"ec2\", in the \
+                    order in which equal offerings are preferred";
+        report.add(Problem::new(at, rule));
+        return None;
+    }
+    Some(providers)
 }
 
 /// Reads the name of a cluster or a node, which is the value of a tag.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use kiyot_values::problems::Table;
 
-use super::{LocalNetwork, read};
+use super::{LocalMachine, LocalNetwork, read};
 
 const CONTAINERD: &str = "containerd";
 const RUNC: &str = "runc";
@@ -20,6 +20,8 @@ pub struct Netns {
     pub cell_binary: Option<PathBuf>,
     /// Network of cells.
     pub network: LocalNetwork,
+    /// Part of this node that cells may have.
+    pub machine: LocalMachine,
     /// Program containerd of cells: a name on PATH or a path.
     pub containerd: PathBuf,
     /// Program runc of cells: a name on PATH or a path.
@@ -36,6 +38,7 @@ impl Default for Netns {
         Self {
             cell_binary: None,
             network: LocalNetwork::default(),
+            machine: LocalMachine::default(),
             containerd: CONTAINERD.into(),
             runc: RUNC.into(),
             memory_overhead: MEMORY_OVERHEAD,
@@ -49,6 +52,7 @@ impl Netns {
         let mut netns = Self::default();
         table.set("cell_binary", &mut netns.cell_binary, |field| read::path(field).map(Some));
         netns.network = LocalNetwork::read(&mut table);
+        netns.machine = LocalMachine::read(&mut table);
         table.set("containerd", &mut netns.containerd, read::program);
         table.set("runc", &mut netns.runc, read::program);
         table.set("memory_overhead", &mut netns.memory_overhead, read::memory_overhead);

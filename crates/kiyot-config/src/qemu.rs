@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use kiyot_values::problems::Table;
 
-use super::{LocalNetwork, MAX_CELLS_LIMIT, read};
+use super::{LocalMachine, LocalNetwork, MAX_CELLS_LIMIT, read};
 
 const IMAGE_DIR: &str = "/usr/share/kiyot/cell-image";
 const PROGRAM: &str = "qemu-system-x86_64";
@@ -48,6 +48,8 @@ pub struct Qemu {
     pub group: u32,
     /// Network of cells.
     pub network: LocalNetwork,
+    /// Part of this node that cells may have.
+    pub machine: LocalMachine,
 }
 
 /// Accelerator of virtual machines.
@@ -74,6 +76,7 @@ impl Default for Qemu {
             first_user: FIRST_USER,
             group: USER,
             network: LocalNetwork::default(),
+            machine: LocalMachine::default(),
         }
     }
 }
@@ -100,6 +103,7 @@ impl Qemu {
         }
         table.set("first_user", &mut qemu.first_user, |field| field.number(FIRST_USERS));
         qemu.network = LocalNetwork::read(&mut table);
+        qemu.machine = LocalMachine::read(&mut table);
         table.finish();
         qemu
     }

@@ -442,11 +442,41 @@ fn shipped_file_has_the_defaults() {
     assert_eq!(parse("config/kiyot.toml", &shipped().0, []).unwrap(), parsed(WITH_CELLS));
 }
 
+/// Verifies C12.
+#[test]
+fn providers_are_one_on_the_node_and_ec2_in_an_order() {
+    use ProviderKind::{Ec2, Netns, Qemu};
+    let of = |keys: &str| {
+        let remote = "[backends.milpa.gateway]\nlisten = \"10.0.0.5:7700\"\n\
+                      [backends.milpa.ec2]\nregion = \"us-east-1\"\nsecurity_groups = [\"sg-1\"]\n\
+                      image = { id = \"ami-1\" }\n";
+        let text = format!("{WITH_CELLS}cluster = \"test\"\n{keys}\n{remote}");
+        parse("test", &text, []).map(|config| milpa(&config).providers.clone())
+    };
+    assert_eq!(of("provider = \"ec2\"").unwrap(), [Ec2]);
+    assert_eq!(of("providers = [\"netns\", \"ec2\"]").unwrap(), [Netns, Ec2]);
+    assert_eq!(of("providers = [\"ec2\", \"qemu\"]").unwrap(), [Ec2, Qemu]);
+    for (keys, expected) in [
+        ("providers = []", "backends.milpa.providers: names no provider"),
+        ("providers = [\"netns\", \"qemu\"]", "or several of cells on the node"),
+        ("providers = [\"ec2\", \"ec2\"]", "or one twice; allowed: \"netns\" or \"qemu\""),
+        ("providers = [\"gce\"]", "\"gce\": is invalid"),
+        ("provider = \"ec2\"\nproviders = [\"netns\"]", "stands beside providers; allowed: one"),
+        (
+            "providers = [\"netns\"]\n[[backends.milpa.warm]]\ncount = 1\nprovider = \"ec2\"",
+            "is not configured; allowed: one of providers",
+        ),
+    ] {
+        let Err(problems) = of(keys) else { panic!("{keys} is valid") };
+        assert!(problems.to_string().contains(expected), "{keys}: {problems}");
+    }
+}
+
 /// Verifies C3.
 #[test]
 fn shipped_file_leaves_the_timeouts_to_the_provider() {
-    let text =
-        shipped().0.replace("provider = \"netns\"", "provider = \"ec2\"\ncluster = \"test\"");
+    let ec2 = "provider = \"ec2\"\ncluster = \"test\"";
+    let text = shipped().0.replacen("\nprovider = \"netns\"", &format!("\n{ec2}"), 1);
     let keys = "region = \"us-east-1\"\nsecurity_groups = [\"sg-1\"]\nimage = { id = \"ami-1\" }";
     let head = "[backends.milpa.ec2]\n";
     assert!(text.contains(head));
@@ -484,8 +514,10 @@ fn shipped_file_has_every_key_with_a_comment() {
         );
     }
     for key in every_key() {
+        // The comment on `provider` has it, which can't stand beside it.
+        let is_named = key == "providers" && text.contains("providers = [");
         assert!(
-            text.lines().any(|line| key_of(line).as_deref() == Some(key)),
+            is_named || text.lines().any(|line| key_of(line).as_deref() == Some(key)),
             "{key} is not in config/kiyot.toml"
         );
     }
@@ -517,6 +549,7 @@ fn warm_pools_are_read_and_checked() {
         WarmPool {
             kind: WarmKind::Offering("t3.small".into()),
             launch_type: WarmLaunchType::Spot,
+            provider: None,
             count: 2,
             ttl: Duration::from_secs(300),
         },

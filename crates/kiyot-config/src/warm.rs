@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use kiyot_values::problems::{Field, Problem, Table};
 
-use super::read;
+use super::{ProviderKind, milpa::PROVIDERS, read};
 
 /// Highest count of a pool: that of cells.
 const MAX_COUNT: usize = 10_000;
@@ -27,6 +27,8 @@ pub struct WarmPool {
     pub kind: WarmKind,
     /// Market of its cells.
     pub launch_type: WarmLaunchType,
+    /// Provider of its cells; `None` for the first.
+    pub provider: Option<ProviderKind>,
     /// Cells that wait, idle or booting.
     pub count: usize,
     /// Age at which an idle cell is replaced.
@@ -63,7 +65,13 @@ pub enum WarmLaunchType {
 
 impl Default for WarmPool {
     fn default() -> Self {
-        Self { kind: WarmKind::Default, launch_type: WarmLaunchType::default(), count: 0, ttl: TTL }
+        Self {
+            kind: WarmKind::Default,
+            launch_type: WarmLaunchType::default(),
+            provider: None,
+            count: 0,
+            ttl: TTL,
+        }
     }
 }
 
@@ -81,7 +89,11 @@ impl fmt::Display for WarmPool {
             WarmLaunchType::OnDemand => ", On-Demand",
             WarmLaunchType::Spot => ", Spot",
             WarmLaunchType::SpotPreferred => ", Spot-Preferred",
-        })
+        })?;
+        match self.provider {
+            Some(provider) => write!(f, ", of {}", provider.name()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -106,6 +118,7 @@ impl WarmPool {
                 ("Spot-Preferred", WarmLaunchType::SpotPreferred),
             ])
         });
+        table.set("provider", &mut pool.provider, |field| field.choice(PROVIDERS).map(Some));
         table.set("ttl", &mut pool.ttl, |field| read::duration(field, MIN_TTL..=MAX_TTL));
         table.finish();
         pool

@@ -11,7 +11,7 @@ use kiyot_link::{bootstrap::Bootstrap, certificate::sha256};
 use crate::{
     id::{CellId, NoRandomness, SandboxId},
     placement::{LaunchRefusal, Refusal, Refusals},
-    provider::{Capabilities, ErrorClass, Instance, ProviderError},
+    provider::{ErrorClass, Instance, ProviderError},
 };
 
 mod breaker;
@@ -25,9 +25,12 @@ mod evidence;
 mod histogram;
 mod launch;
 mod limits;
+mod machine;
 mod metrics;
+mod offers;
 mod order;
 mod pools;
+mod providers;
 mod records;
 mod recovery;
 mod room;
@@ -51,8 +54,10 @@ pub use histogram::Histogram;
 pub use launch::Launch;
 pub use limits::{Limits, OverBudget};
 pub use metrics::Metrics;
+pub use offers::Offers;
 pub use order::OrderSpec;
 pub use pools::Pool;
+pub use providers::{ProviderKey, ProviderSetup};
 pub use recovery::{Journal, JournalSandbox, Unusable};
 pub use room::Room;
 pub use time::Now;
@@ -66,12 +71,12 @@ use cell::tags::ReportedPods;
 use cell::tombstones::Tombstones;
 use cell::{Cell, EndCallers};
 use costs::Costs;
-use evidence::{Evidence, STRAY_PERIODS};
+use evidence::Evidence;
 use limits::Places;
 use order::Order;
-use order::denials::Denials;
 use order::starts::AllStarts;
 use pools::Pools;
+use providers::Providers;
 use records::Unwritten;
 use timers::{Timer, Timers};
 use type_usage::EndedTypes;
@@ -91,8 +96,9 @@ const SILENT: &str = "its agent did not connect in time";
 pub trait Seams: fmt::Debug + Send {
     /// Fills a buffer with random bytes.
     fn random(&mut self, buffer: &mut [u8]) -> Result<(), NoRandomness>;
-    /// Returns the boot data of a cell's agent; `None` while the daemon starts or stops.
-    fn bootstrap(&self, cell: &CellId, token: &str) -> Option<Bootstrap>;
+    /// Returns the boot data of the agent of a cell, perhaps on another machine; `None` while the
+    /// daemon starts or stops.
+    fn bootstrap(&self, cell: &CellId, token: &str, is_remote: bool) -> Option<Bootstrap>;
 }
 
 /// Effects with their cells; without a cell they depend on no other effect.
@@ -105,12 +111,11 @@ type Cells = BTreeMap<CellId, Cell>;
 #[derive(Debug)]
 pub struct Engine {
     config: EngineConfig,
-    capabilities: Capabilities,
+    providers: Providers,
     seams: Box<dyn Seams>,
     cells: Cells,
     orders: BTreeMap<SandboxId, Order>,
     timers: Timers,
-    evidence: Evidence,
     health: Health,
     tombstones: Tombstones,
     costs: Costs,
@@ -124,10 +129,6 @@ pub struct Engine {
     is_cordoned: bool,
     /// The pods whose labels that are no tags were reported.
     reported: ReportedPods,
-    /// The offerings that were refused lately.
-    refusals: Refusals,
-    /// The launches that were not permitted lately.
-    denials: Denials,
     /// The boots that never enrolled lately.
     breaker: Breaker,
     unwritten: Unwritten,
@@ -135,16 +136,16 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Returns an engine without cells.
-    pub fn new(config: EngineConfig, capabilities: Capabilities, seams: Box<dyn Seams>) -> Self {
+    /// Returns an engine without cells. The providers are in the order in which equal offerings are
+    /// preferred.
+    pub fn new(config: EngineConfig, providers: Vec<ProviderSetup>, seams: Box<dyn Seams>) -> Self {
         Self {
             config,
-            capabilities,
+            providers: Providers::new(providers),
             seams,
             cells: Cells::new(),
             orders: BTreeMap::new(),
             timers: Timers::default(),
-            evidence: Evidence::default(),
             health: Health::default(),
             tombstones: Tombstones::default(),
             costs: Costs::default(),
@@ -155,8 +156,6 @@ impl Engine {
             pools: Pools::default(),
             is_cordoned: false,
             reported: ReportedPods::default(),
-            refusals: Refusals::default(),
-            denials: Denials::default(),
             breaker: Breaker::default(),
             unwritten: Unwritten::default(),
             effects: Effects::new(),
@@ -208,11 +207,11 @@ impl Engine {
                 self.on_described(&cell, outcome, now);
                 self.on_probed(&cell, &probe, now);
             }
-            Event::Listed { began, instances } => self.on_listed(began, instances, now),
-            Event::StraysEnded { accepted, failed } => {
-                let again =
-                    now.boot + self.capabilities.listing_period.saturating_mul(STRAY_PERIODS);
-                self.evidence.strays_ended(accepted, &failed, again);
+            Event::Listed { provider, began, instances } => {
+                self.on_listed(provider, began, instances, now);
+            }
+            Event::StraysEnded { provider, accepted, failed } => {
+                self.on_strays_ended(provider, accepted, &failed, now);
             }
             Event::Connected(cell) => {
                 self.on_connected(&cell, now);
@@ -236,9 +235,9 @@ impl Engine {
         std::mem::take(&mut self.effects)
     }
 
-    /// Returns the offerings that were refused lately, by [`Now::boot`].
-    pub fn refusals(&self) -> &Refusals {
-        &self.refusals
+    /// Returns the offerings of a provider that were refused lately, by [`Now::boot`].
+    pub fn refusals(&self, key: ProviderKey) -> Refusals {
+        self.providers.get(key).map(|provider| provider.refusals.clone()).unwrap_or_default()
     }
 
     /// Returns the time of the next timer, by [`Now::boot`].
@@ -315,11 +314,12 @@ impl Engine {
                 self.emit(id, Effect::Terminate { instance, with_console });
             }
             CellEffect::StartRetryTimer => {
-                let is_elsewhere = self.config.is_other_place(cell.place.as_ref());
+                // The calls of another machine's provider are counted and paid for.
+                let is_paced =
+                    self.providers.of(cell).is_none_or(|provider| provider.capabilities.remote);
                 let (attempts, grows) = match &mut cell.state {
                     State::Stopping(end, ..) | State::Terminating(end, EndStep::Backoff(_)) => {
-                        // The calls of another machine's provider are counted and paid for.
-                        (&mut end.failed_attempts, self.capabilities.remote || is_elsewhere)
+                        (&mut end.failed_attempts, is_paced)
                     }
                     _ => (&mut cell.launch.replays, true),
                 };
@@ -354,10 +354,12 @@ impl Engine {
         }
         self.settle_health(id, now);
         let Some(cell) = self.cells.get(id) else { return };
+        let capabilities = self.providers.of(cell).map(|provider| provider.capabilities);
         let awaits_end = self.awaits_end_of(cell);
-        let is_elsewhere = self.is_elsewhere(cell);
-        if cell.state.is_confirming() {
-            let at = now.boot + self.capabilities.listing_period;
+        if cell.state.is_confirming()
+            && let Some(provider) = self.providers.callee(cell)
+        {
+            let at = now.boot + provider.capabilities.listing_period;
             self.timers.set_once(Timer::Confirm(id.clone()), at);
         }
         if !awaits_end && cell.state.is_released() {
@@ -367,8 +369,7 @@ impl Engine {
             }
             self.wake_waiting_orders(now);
         } else if !awaits_end
-            && !is_elsewhere
-            && self.capabilities.orphan_timeout_is_proof()
+            && capabilities.is_some_and(|capabilities| capabilities.orphan_timeout_is_proof())
             && matches!(cell.state, State::Terminating(..))
         {
             let at = now.boot + self.config.orphan_timeout;
@@ -420,17 +421,18 @@ impl Engine {
                 if error.is_of_request => {}
             // The account: other offerings would be refused, too.
             ErrorClass::Auth | ErrorClass::Quota if error.stops_launches() => {
-                if let Some(request) = request {
-                    let until = now.boot + self.config.refusal_pause;
-                    self.denials.add(&request.spec, error.clone(), until);
+                let until = now.boot + self.config.refusal_pause;
+                let provider = self.cells.get(id).and_then(|cell| self.providers.of_mut(cell));
+                if let (Some(request), Some(provider)) = (request, provider) {
+                    provider.denials.add(&request.spec, error.clone(), until);
                 }
             }
             ErrorClass::Capacity | ErrorClass::Quota | ErrorClass::Invalid => {
-                self.avoid_refused(&error, now);
+                self.avoid_refused(id, &error, now);
             }
             _ => {}
         }
-        let is_local = self.capabilities.awaits_ends();
+        let is_local = self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell));
         let launch = self.cells.get_mut(id).and_then(|cell| cell.state.open_launch_mut());
         let Some(launch) = launch else { return };
         launch.may_have_effect |= error.class == ErrorClass::Unanswered;
@@ -460,12 +462,13 @@ impl Engine {
         self.apply(id, event, now);
     }
 
-    /// Avoids what an error refuses, for a while.
-    fn avoid_refused(&mut self, error: &ProviderError, now: Now) {
+    /// Avoids what a cell's provider refuses by an error, for a while.
+    fn avoid_refused(&mut self, id: &CellId, error: &ProviderError, now: Now) {
         let until = now.boot + self.config.refusal_pause;
-        if let Some(refused) = &error.refusal {
+        let provider = self.cells.get(id).and_then(|cell| self.providers.of_mut(cell));
+        if let (Some(refused), Some(provider)) = (&error.refusal, provider) {
             let refusal = Refusal { until, reason: reason_of(error) };
-            self.refusals.add(refused, now.boot, &refusal);
+            provider.refusals.add(refused, now.boot, &refusal);
         }
     }
 
@@ -475,8 +478,7 @@ impl Engine {
         cell.instance_known = Some(now.boot);
         cell.bill.from = Some(now.boot);
         let order = cell.order.waiting().and_then(|sandbox| self.orders.get(sandbox));
-        let choice = order.and_then(|order| order.choice.as_ref());
-        let types = choice.and_then(|choice| choice.needs.instance_type.as_ref());
+        let types = order.and_then(Order::types);
         cell.launched(&instance.offering, types);
         self.reach(id, Step::Launched, now);
         self.count_enrolled_boot(id);

@@ -16,8 +16,10 @@ mod misses;
 mod most;
 mod needs;
 mod no_fit;
+mod node_share;
 mod offering;
 mod pod_requests;
+mod ranked;
 mod ranking;
 mod refusals;
 pub mod root_volume;
@@ -40,14 +42,16 @@ pub use misses::{Miss, misses};
 pub use most::Most;
 pub use needs::{Amount, Needs, Requested, Source};
 pub use no_fit::NoFit;
+pub use node_share::NodeShare;
 pub use offering::{Market, Offering};
 pub use pod_requests::{
     ApiRequests, CellResources, NodeResource, NodeVariable, PodRequests, REQUESTS_TIMEOUT,
 };
+pub use ranked::Ranked;
 pub use ranking::{
     Candidate, MAX_CANDIDATES, leave_out_dear_spot, rank, rank_further, rank_refused,
 };
 pub use refusals::{Refusal, Refusals, Refused, RefusedAt, RefusedQuota};
-pub use rules::{Defaults, Rules};
+pub use rules::{Defaults, MachinePrice, Rules};
 pub use selection::Selection;
 pub use size::Size;

@@ -1,11 +1,16 @@
 //! The request of a pod for its cell, as its annotations have it.
 
+use kiyot_config::ProviderKind;
 use kiyot_values::{cidr::Cidr, price::Price};
+
+use self::keys::{ISOLATION, PROVIDER};
+use crate::provider::Capabilities;
 
 mod architecture;
 mod gpu;
 mod healthy_timeout;
 mod instance_type;
+mod isolation;
 pub mod keys;
 mod launch_type;
 
@@ -13,6 +18,7 @@ pub use architecture::Architecture;
 pub use gpu::GpuRequest;
 pub use healthy_timeout::HealthyTimeout;
 pub use instance_type::InstanceType;
+pub use isolation::Isolation;
 pub use launch_type::LaunchType;
 
 /// Largest root volume, in GiB: EC2's limit.
@@ -50,4 +56,29 @@ pub struct CellRequest {
     pub healthy_timeout: Option<HealthyTimeout>,
     /// Networks that the VPC routes to the cell.
     pub cloud_routes: Vec<Cidr>,
+    /// Provider of the cell. By default any.
+    pub provider: Option<ProviderKind>,
+    /// Least isolation of the cell from the node. By default none.
+    pub isolation: Option<Isolation>,
+}
+
+impl CellRequest {
+    /// Returns why a provider's cells are not what the pod asks for.
+    pub fn refusal_of(&self, capabilities: &Capabilities) -> Option<String> {
+        let own = capabilities.provider;
+        if let Some(wanted) = self.provider.filter(|wanted| wanted.name() != own) {
+            return Some(format!("{PROVIDER} asks for {:?}", wanted.name()));
+        }
+        let isolation = self.isolation?;
+        let is_isolated = match isolation {
+            Isolation::Machine => capabilities.own_kernel,
+            Isolation::Instance => capabilities.remote,
+        };
+        let lacks = match isolation {
+            Isolation::Machine => "share the node's kernel",
+            Isolation::Instance => "are on the node",
+        };
+        (!is_isolated)
+            .then(|| format!("{ISOLATION} asks for \"{isolation}\", and its cells {lacks}"))
+    }
 }

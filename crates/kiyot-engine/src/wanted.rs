@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
+    engine::ProviderKey,
     id::SandboxId,
     placement::Needs,
     provider::{Attachment, HostPort},
@@ -51,6 +52,8 @@ pub struct Wanted {
     pub request: CellRequest,
     /// The size and the kind of the cell.
     pub needs: Arc<Needs>,
+    /// The providers in whose cells the pod can't run, with the reasons.
+    pub refused_by: BTreeMap<ProviderKey, Arc<str>>,
     /// The host ports of the pod.
     pub ports: Vec<HostPort>,
     /// The pod's `cgroup_parent` in the kubelet's form.

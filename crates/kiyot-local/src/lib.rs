@@ -38,6 +38,7 @@ pub(crate) mod inotify_limit;
 mod instance;
 mod limits;
 mod listing;
+mod machine;
 pub mod netns;
 mod network;
 mod pause_image;
@@ -53,6 +54,7 @@ mod sweep;
 
 pub(crate) use instance::Home;
 pub(crate) use limits::Limits;
+pub use machine::machine_for_cells;
 pub(crate) use network::DEVICE;
 pub use network::remote::Forwarding;
 

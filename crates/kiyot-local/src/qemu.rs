@@ -44,7 +44,8 @@ mod users;
 
 use accelerator::Probe;
 use image::{Image, ImageError};
-use memory::{Memory, NodeMemory, Reserved};
+pub(crate) use memory::NodeMemory;
+use memory::{Memory, Reserved};
 use monitor::Monitors;
 use users::Users;
 

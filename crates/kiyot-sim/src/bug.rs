@@ -67,7 +67,7 @@ impl Bug {
     /// Changes an order on its way to the engine.
     pub(super) fn on_order(self, spec: &mut OrderSpec) {
         if self == Self::UnsuitedIsTaken
-            && let Some(choice) = &mut spec.choice
+            && let Some(choice) = spec.offers.iter_mut().find_map(|it| it.choice.as_mut())
         {
             let request =
                 CellRequest { launch_type: LaunchType::SpotPreferred, ..Default::default() };

@@ -3,10 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use kiyot_engine::{
-    engine::{Event, Launch},
+    engine::{Event, Launch, ProviderKey},
     id::CellId,
     provider::{ErrorClass, Instance, InstanceId, ProviderError, Termination},
 };
+use kiyot_proto::store;
 
 use crate::{
     cloud as sim,
@@ -28,25 +29,34 @@ pub(super) enum Call {
     EndStrays(Vec<InstanceId>),
 }
 
+/// A call to one of the providers.
+#[derive(Debug, Clone)]
+pub(super) struct ProviderCall {
+    pub(super) provider: ProviderKey,
+    pub(super) call: Call,
+}
+
 impl World<'_> {
     pub(super) fn list(&mut self) {
         let run = self.run;
         let began = self.now;
         self.look_for_rest();
         self.check_silence();
-        self.call(Call::List(began));
+        for provider in self.node.providers() {
+            self.call(provider, Call::List(began));
+        }
         self.after(sim::CAPABILITIES.listing_period, Happening::List { run });
     }
 
     /// Calls the provider: the request and its reply may be lost, late or refused.
-    pub(super) fn call(&mut self, call: Call) {
+    pub(super) fn call(&mut self, provider: ProviderKey, call: Call) {
         let (run, faults) = (self.run, self.faults());
         let wait = self.rng.long_tailed(Duration::from_millis(200), Duration::from_secs(5));
         let unanswered = |doing: &str| {
             ProviderError::without_cause(ErrorClass::Unanswered, format!("{doing}: no answer"))
         };
         let fails = |class| ProviderError::without_cause(class, "simulated failure");
-        let (error, after, arrives, replies) = if self.outage {
+        let (error, after, arrives, replies) = if self.is_down(provider) {
             (Some(unanswered("outage")), CALL_TIMEOUT, None, false)
         } else if self.strikes("lost_request", faults.lost_request) {
             (Some(unanswered("request lost")), CALL_TIMEOUT, None, false)
@@ -64,45 +74,50 @@ impl World<'_> {
         };
         if let Some(error) = error {
             self.log(format_args!("{} fails: {error}", call.name()));
-            let event = call.failed(error);
+            let event = call.failed(provider, error);
             if let Some(event) = event {
                 self.after(after, Happening::Deliver { run, event: Box::new(event) });
             }
         }
         if let Some(arrives) = arrives {
-            self.after(arrives, Happening::Arrives { run, call: Box::new(call), replies });
+            let call = Box::new(ProviderCall { provider, call });
+            self.after(arrives, Happening::Arrives { run, call, replies });
         }
     }
 
     /// Carries a call out at the provider.
-    pub(super) fn arrive(&mut self, run: u64, call: Call, replies: bool) {
+    pub(super) fn arrive(&mut self, run: u64, call: ProviderCall, replies: bool) {
+        let ProviderCall { provider, call } = call;
         let event = match call {
             Call::Launch(launch) => {
                 let outcome = self.launch(&launch);
                 Event::Launched(launch.spec.cell.clone(), outcome)
             }
             Call::Terminate(cell, instance) => {
-                let outcome = self.terminate(&instance);
+                let outcome = self.terminate(provider, &instance);
                 Event::Terminated { cell, outcome, console: String::new() }
             }
             Call::Describe(cell, instance) => {
-                let described = self.cloud.describe(&instance, self.now);
+                let described = self.is_of(provider, &instance);
+                let described = described.and_then(|()| self.cloud.describe(&instance, self.now));
                 Event::Described(cell, described)
             }
             Call::List(began) => {
                 // A list is some time old.
                 let at = self.now.saturating_sub(self.rng.seconds(0, 20));
                 let mut instances = self.cloud.list(at);
+                instances.retain(|it| self.node.provider_of(&it.offering) == provider);
                 if self.strikes("partial_list", self.faults().partial_list) {
                     self.log(format_args!("a list is partial"));
                     instances.retain(|_| !self.rng.once_in(3));
                 }
-                Event::Listed { began, instances }
+                Event::Listed { provider, began, instances }
             }
             Call::EndStrays(instances) => {
-                let (accepted, failed) =
-                    instances.into_iter().partition(|instance| self.terminate(instance).is_ok());
-                Event::StraysEnded { accepted, failed }
+                let (accepted, failed) = instances
+                    .into_iter()
+                    .partition(|instance| self.terminate(provider, instance).is_ok());
+                Event::StraysEnded { provider, accepted, failed }
             }
         };
         if replies {
@@ -150,7 +165,47 @@ impl World<'_> {
         })
     }
 
-    fn terminate(&mut self, instance: &InstanceId) -> Result<Termination, ProviderError> {
+    /// Returns whether a provider has an outage.
+    fn is_down(&self, provider: ProviderKey) -> bool {
+        self.outage && self.outage_of.is_none_or(|failed| failed == provider)
+    }
+
+    /// Checks that no other provider holds an unresolved launch for the pod of a launch. A daemon
+    /// that starts replays launches whose end it could not write.
+    pub(super) fn check_unresolved(&mut self, launched: &CellId, provider: ProviderKey) {
+        if !self.tried.insert(launched.clone()) {
+            return;
+        }
+        let uid = self.cells.get(launched).map(|cell| cell.pod_uid.clone()).unwrap_or_default();
+        // The record of a cell that has ended, or that a pool got, may not be written yet.
+        let Some(daemon) = &self.daemon else { return };
+        let is_of_pod = |id: &CellId| {
+            let view = daemon.engine.cell_view(id, self.time());
+            view.is_some_and(|view| view.pod_uid.as_ref() == Some(&uid))
+        };
+        let is_unresolved = |(id, cell): &(&CellId, &store::Cell)| {
+            *id != launched && cell.launch.is_some() && cell.provider != provider && is_of_pod(id)
+        };
+        if let Some(other) = self.cells.iter().find(is_unresolved).map(|(id, _)| id.clone()) {
+            self.violation(format!("{launched} of {uid} is launched beside unresolved {other}"));
+        }
+    }
+
+    /// Returns an error for an instance that a provider does not know.
+    fn is_of(&self, provider: ProviderKey, instance: &InstanceId) -> Result<(), ProviderError> {
+        let known = self.cloud.instances().get(instance);
+        match known.filter(|known| self.node.provider_of(&known.offering) == provider) {
+            Some(_) => Ok(()),
+            None => Err(ProviderError::without_cause(ErrorClass::NotFound, "another cloud's")),
+        }
+    }
+
+    fn terminate(
+        &mut self,
+        provider: ProviderKey,
+        instance: &InstanceId,
+    ) -> Result<Termination, ProviderError> {
+        self.is_of(provider, instance)?;
         let known = self.cloud.instances().get(instance);
         let takes = if known.is_none_or(|known| known.ending.is_some()) {
             // A repeated call changes nothing.
@@ -178,7 +233,7 @@ impl Call {
     }
 
     /// Returns the event of a failed call.
-    fn failed(&self, error: ProviderError) -> Option<Event> {
+    fn failed(&self, provider: ProviderKey, error: ProviderError) -> Option<Event> {
         Some(match self {
             Self::Launch(launch) => Event::Launched(launch.spec.cell.clone(), Err(error)),
             Self::Terminate(cell, _) => Event::Terminated {
@@ -188,7 +243,7 @@ impl Call {
             },
             Self::Describe(cell, _) => Event::Described(cell.clone(), Err(error)),
             Self::EndStrays(instances) => {
-                Event::StraysEnded { accepted: Vec::new(), failed: instances.clone() }
+                Event::StraysEnded { provider, accepted: Vec::new(), failed: instances.clone() }
             }
             // The next listing follows at its period.
             Self::List(_) => return None,

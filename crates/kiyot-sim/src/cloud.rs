@@ -8,6 +8,7 @@ use std::{
 };
 
 use kiyot_engine::{
+    engine::ProviderKey,
     placement::{Accuracy, Catalogue, Entry, InstanceType, Market, Offer, Offering},
     provider::{
         Capabilities, ErrorClass, Instance, InstanceId, InstanceState, LaunchSpec, ProviderError,
@@ -36,9 +37,12 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     parameters_without_effect_on_boots: &[],
 };
 
+/// The key of the second provider of a world with two.
+pub(crate) const SECOND: ProviderKey = "sim-2";
+
 /// The instance types, the cheapest first.
 const INSTANCE_TYPES: [&str; 3] = ["small", "medium", "large"];
-/// The zones.
+/// The zones. In a world with two providers the last is the second provider's.
 pub const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 
 /// The time for which a terminated instance is listed.

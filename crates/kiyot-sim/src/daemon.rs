@@ -11,10 +11,10 @@ use kiyot_engine::{
     StoreError,
     engine::{
         Change, CommitOf, Effect, Effects, Engine, EngineConfig, Event, Journal, Notice, Now,
-        OrderSpec, Seams,
+        OrderSpec, ProviderKey, ProviderSetup, Seams,
     },
     id::{CellId, NoRandomness, SandboxId},
-    provider::{Attached, ErrorClass, InstanceId, Owner, ProviderError, TagRules},
+    provider::{Attached, Capabilities, ErrorClass, InstanceId, Owner, ProviderError, TagRules},
 };
 use kiyot_link::bootstrap::{Bootstrap, GatewayAddress};
 
@@ -61,7 +61,7 @@ impl Seams for SimSeams {
         Ok(())
     }
 
-    fn bootstrap(&self, cell: &CellId, token: &str) -> Option<Bootstrap> {
+    fn bootstrap(&self, cell: &CellId, token: &str, _: bool) -> Option<Bootstrap> {
         Some(Bootstrap {
             cell: cell.to_string(),
             gateway: GatewayAddress::Unix("/simulated".into()),
@@ -87,10 +87,10 @@ impl World<'_> {
         self.run += 1;
         let run = self.run;
         self.log(format_args!("daemon starts"));
+        self.tried.extend(self.cells.keys().cloned());
         let config = EngineConfig {
             limits: self.node.limits,
             launch_timeout: self.node.launch_timeout,
-            max_launches: 3,
             token_ttl: Duration::from_secs(600),
             boot_id: "simulated".to_owned(),
             refusal_pause: Duration::from_secs(180),
@@ -98,7 +98,6 @@ impl World<'_> {
             spot_deadline: self.node.spot_deadline,
             orphan_timeout: STOPPED_BY_ITSELF,
             healthy_timeout: self.node.healthy_timeout,
-            place: None,
             owner: Owner { fingerprint: FINGERPRINT.to_owned(), ..Owner::default() },
             tag_rules: TagRules::default(),
             take_over: false,
@@ -109,6 +108,14 @@ impl World<'_> {
         let capabilities = self.capabilities;
         #[cfg(test)]
         let capabilities = planted(self.options.bug, capabilities, Bug::on_capabilities);
+        let setup = |provider| ProviderSetup {
+            capabilities: Capabilities { provider, ..capabilities },
+            place: None,
+            max_launches: 3,
+            boots: None,
+            machine: None,
+        };
+        let setups = self.node.providers().into_iter().map(setup).collect();
         let journal = Journal {
             cells: self.cells.iter().map(|(id, cell)| (id.to_string(), cell.clone())).collect(),
             orders: self.orders.iter().map(|(id, order)| (id.to_string(), order.clone())).collect(),
@@ -117,7 +124,7 @@ impl World<'_> {
         };
         let seams = Box::new(SimSeams(random));
         let (mut engine, changes, unusable) =
-            Engine::recover(config, capabilities, seams, journal, self.time());
+            Engine::recover(config, setups, seams, journal, self.time());
         if !unusable.is_empty() {
             self.violation(format!("records can't be used: {unusable:?}"));
         }
@@ -349,15 +356,22 @@ impl World<'_> {
         }
     }
 
+    fn provider_of(&self, cell: &CellId) -> Option<ProviderKey> {
+        self.daemon.as_ref()?.engine.provider_of(cell)
+    }
+
     fn perform(&mut self, cell: Option<&CellId>, effect: Effect) {
         let run = self.run;
         match (effect, cell) {
-            (Effect::Launch(launch), Some(_)) => {
+            (Effect::Launch(launch), Some(cell)) => {
                 self.check_candidates(&launch);
-                self.call(Call::Launch(launch));
+                let Some(provider) = self.provider_of(cell) else { return };
+                self.check_unresolved(cell, provider);
+                self.call(provider, Call::Launch(launch));
             }
             (Effect::Terminate { instance: Some(instance), .. }, Some(cell)) => {
-                self.call(Call::Terminate(cell.clone(), instance));
+                let Some(provider) = self.provider_of(cell) else { return };
+                self.call(provider, Call::Terminate(cell.clone(), instance));
             }
             (Effect::Describe(instance), Some(cell)) => {
                 #[cfg(test)]
@@ -366,11 +380,12 @@ impl World<'_> {
                     let event = Box::new(Event::Described(cell.clone(), Err(error)));
                     return self.after(Duration::ZERO, Happening::Deliver { run, event });
                 }
-                self.call(Call::Describe(cell.clone(), instance));
+                let Some(provider) = self.provider_of(cell) else { return };
+                self.call(provider, Call::Describe(cell.clone(), instance));
             }
-            (Effect::EndStrays(instances), _) => {
+            (Effect::EndStrays(provider, instances), _) => {
                 self.log(format_args!("strays {instances:?}"));
-                self.call(Call::EndStrays(instances));
+                self.call(provider, Call::EndStrays(instances));
             }
             // The node's own parts need no network.
             (Effect::Attach(_, attachment), Some(cell)) => {

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kiyot_engine::{
     OrderKey, Wanted,
-    engine::{Event, JournalSandbox, OrderSpec},
+    engine::{Event, JournalSandbox, Offers, OrderSpec},
     id::{CellId, SandboxId},
     placement::{Candidate, Choice, Market, Needs, NoFit, Requested, rank},
     request::{Architecture, CellRequest, HealthyTimeout, LaunchType},
@@ -12,7 +12,9 @@ use kiyot_engine::{
 use kiyot_values::{error_chain::error_chain, names::DEFAULT_NAMESPACE};
 
 use crate::{
-    Workload, WorkloadPod, daemon,
+    Workload, WorkloadPod,
+    cloud::CAPABILITIES,
+    daemon,
     pools::Kind,
     world::{Happening, World},
 };
@@ -185,7 +187,12 @@ impl World<'_> {
         }
         let needs = &pod.wanted.needs;
         let machine = needs.machine();
-        let refusals = daemon.engine.refusals_for(&BTreeMap::new(), &machine, self.time());
+        let refusals = daemon.engine.refusals_for(
+            CAPABILITIES.provider,
+            &BTreeMap::new(),
+            &machine,
+            self.time(),
+        );
         let at = refusals.at(self.now);
         rank(&self.node.catalogue, needs, &self.node.rules, &at)
     }
@@ -233,16 +240,24 @@ impl World<'_> {
         }
         let Some(pod) = self.pods.get_mut(number) else { return };
         pod.state = PodState::Starting;
+        let offers = self.node.providers().into_iter().map(|provider| {
+            let is_own = |it: &&Candidate| self.node.provider_of(&it.offering) == provider;
+            Offers {
+                provider,
+                candidates: Ok(candidates.iter().filter(is_own).cloned().collect()),
+                parameters: BTreeMap::new(),
+                choice: Some(Choice {
+                    catalogue: Arc::clone(&self.node.catalogue),
+                    needs: Arc::clone(&pod.wanted.needs),
+                    rules: Arc::clone(&self.node.rules),
+                }),
+            }
+        });
+        let offers = offers.collect();
         let spec = OrderSpec {
             wanted: Arc::clone(&pod.wanted),
             sandbox,
-            candidates: Ok(candidates),
-            parameters: BTreeMap::new(),
-            choice: Some(Choice {
-                catalogue: Arc::clone(&self.node.catalogue),
-                needs: Arc::clone(&pod.wanted.needs),
-                rules: Arc::clone(&self.node.rules),
-            }),
+            offers,
             timeout: None,
             is_claimed: true,
         };

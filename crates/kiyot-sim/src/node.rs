@@ -2,16 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use kiyot_config::{MilpaBackend, WarmPool};
+use kiyot_config::{MilpaBackend, ProviderKind, WarmPool};
 use kiyot_engine::{
-    engine::{Limits, Pool},
-    placement::{Candidate, Catalogue, Needs, Rules, rank, rank_further},
+    engine::{Limits, Pool, ProviderKey},
+    placement::{Candidate, Catalogue, Needs, NodeShare, Offering, Rules, rank, rank_further},
     request::Architecture,
 };
 
 use crate::{
     Workload,
-    cloud::SimCloud,
+    cloud::{CAPABILITIES, SECOND, SimCloud, ZONES},
     daemon::HEALTHY_TIMEOUT,
     rng::{Quantiles, Rng},
 };
@@ -59,10 +59,11 @@ pub struct NodeOptions {
 impl NodeOptions {
     /// Returns the node of a configured backend.
     pub fn of(config: &MilpaBackend, catalogue: Arc<Catalogue>, boot: Duration) -> Self {
+        let provider = config.providers.first().copied().unwrap_or(ProviderKind::Netns);
         Self {
             catalogue,
-            rules: Arc::new(Rules::of(config)),
-            limits: Limits::of(config, None),
+            rules: Arc::new(Rules::of(config, provider)),
+            limits: Limits::of(config),
             launch_timeout: config.launch_timeout,
             healthy_timeout: config.healthy_limit(),
             spot_deadline: config.placement.spot_deadline,
@@ -75,6 +76,8 @@ impl NodeOptions {
 /// The node of a simulation.
 #[derive(Debug)]
 pub(super) struct Node {
+    /// True if the last zone is of a second provider.
+    has_two_providers: bool,
     pub(super) catalogue: Arc<Catalogue>,
     pub(super) rules: Arc<Rules>,
     pub(super) limits: Limits,
@@ -87,6 +90,18 @@ pub(super) struct Node {
 }
 
 impl Node {
+    /// Returns the keys of the providers.
+    pub(super) fn providers(&self) -> Vec<ProviderKey> {
+        let second = self.has_two_providers.then_some(SECOND);
+        [CAPABILITIES.provider].into_iter().chain(second).collect()
+    }
+
+    /// Returns the provider of an offering.
+    pub(super) fn provider_of(&self, offering: &Offering) -> ProviderKey {
+        let is_second = self.has_two_providers && ZONES.last() == Some(&offering.zone.as_str());
+        if is_second { SECOND } else { CAPABILITIES.provider }
+    }
+
     /// Returns the node of a workload.
     pub(super) fn of(workload: &Workload, rng: &Rng) -> Self {
         match workload {
@@ -105,6 +120,8 @@ impl Node {
             candidates.truncate(least + rng.below(most - least + 1));
             Pool {
                 name: format!("pool-{number}").into(),
+                provider: CAPABILITIES.provider,
+                share: NodeShare::default(),
                 machine: Architecture::Amd64.to_string(),
                 count: rng.below(MAX_COUNT + 1),
                 ttl: rng.seconds(POOL_TTL.0, POOL_TTL.1),
@@ -112,10 +129,20 @@ impl Node {
                 further: Vec::new(),
             }
         });
-        let pools = pools.collect();
+        let mut pools: Vec<Pool> = pools.collect();
+        let has_two_providers = rng.once_in(2);
+        for pool in pools.iter_mut().filter(|_| has_two_providers) {
+            let is_second = rng.once_in(2);
+            let is_own =
+                |it: &Candidate| (ZONES.last() == Some(&it.offering.zone.as_str())) == is_second;
+            let own = offerings.iter().filter(|it| is_own(it)).take(POOL_CANDIDATES.1);
+            pool.candidates = Some(own.cloned().collect());
+            pool.provider = if is_second { SECOND } else { CAPABILITIES.provider };
+        }
         let max_cells = if rng.once_in(3) { FEW_CELLS.max(pods / PODS_OF_A_CELL) } else { 1000 };
         let boots = rng.once_in(3).then_some(FEW_BOOTS.max(pods / PODS_OF_A_BOOT));
         Self {
+            has_two_providers,
             catalogue: Arc::new(catalogue),
             rules: Arc::default(),
             limits: Limits { max_cells, boots, ..Limits::default() },
@@ -134,6 +161,8 @@ impl Node {
             let needs = Needs::of_pool(pool, &rules.defaults);
             Pool {
                 name: pool.to_string().into(),
+                provider: CAPABILITIES.provider,
+                share: NodeShare::default(),
                 machine: needs.machine(),
                 count: pool.count,
                 ttl: pool.ttl,
@@ -142,6 +171,7 @@ impl Node {
             }
         };
         Self {
+            has_two_providers: false,
             pools: options.pools.iter().map(pool).collect(),
             boot: Some(Quantiles::of_boots(options.boot)),
             catalogue,

@@ -147,7 +147,7 @@ fn explained(options: &SimulationOptions) -> String {
 #[test]
 fn planted_bugs_are_found() {
     for bug in Bug::ALL {
-        let found = (0..200).find(|seed| {
+        let found = (0..500).find(|seed| {
             let options = SimulationOptions { bug: Some(bug), ..dense(*seed) };
             !simulate(&options, None).violations.is_empty()
         });

@@ -6,7 +6,7 @@ use std::{
 };
 
 use kiyot_engine::{
-    engine::{Event, JournalSandbox},
+    engine::{Event, JournalSandbox, ProviderKey},
     id::{CellId, SandboxId},
     placement::Offering,
     provider::{Capabilities, InstanceId},
@@ -16,7 +16,7 @@ use kiyot_proto::store;
 use crate::{
     SimulationOptions, SimulationReport,
     agent::Agent,
-    calls::Call,
+    calls::ProviderCall,
     cloud::{self as sim, SimCloud},
     daemon::Daemon,
     disruptions::Disruption,
@@ -59,7 +59,7 @@ pub(super) enum Happening {
     /// The daemon starts.
     DaemonStarts,
     /// A call reaches the provider.
-    Arrives { run: u64, call: Box<Call>, replies: bool },
+    Arrives { run: u64, call: Box<ProviderCall>, replies: bool },
     /// An outage of the provider begins or ends.
     Outage(bool),
     /// The daemon has read the offerings of its pools.
@@ -119,6 +119,8 @@ pub(super) struct World<'a> {
     /// The offerings that open orders were refused.
     pub(super) refused: BTreeMap<SandboxId, BTreeSet<Offering>>,
     pub(super) outage: bool,
+    /// The provider of the last outage; `None` for all.
+    pub(super) outage_of: Option<ProviderKey>,
     /// The end of the last outage.
     pub(super) last_outage: Duration,
     /// The last time at which the engine took the node for cut off.
@@ -126,6 +128,8 @@ pub(super) struct World<'a> {
     /// The cells that were lost.
     pub(super) lost: BTreeSet<CellId>,
     pub(super) cells: BTreeMap<CellId, store::Cell>,
+    /// All cells that were launched, or that a daemon found recorded.
+    pub(super) tried: BTreeSet<CellId>,
     /// All cells that were ever recorded.
     pub(super) recorded: BTreeSet<CellId>,
     pub(super) orders: BTreeMap<SandboxId, store::Order>,
@@ -172,10 +176,12 @@ impl<'a> World<'a> {
             closed_zones: BTreeMap::new(),
             refused: BTreeMap::new(),
             outage: false,
+            outage_of: None,
             last_outage: Duration::ZERO,
             last_cut_off: Duration::ZERO,
             lost: BTreeSet::new(),
             cells: BTreeMap::new(),
+            tried: BTreeSet::new(),
             recorded: BTreeSet::new(),
             orders: BTreeMap::new(),
             costs: BTreeMap::new(),
@@ -310,6 +316,10 @@ impl<'a> World<'a> {
                 self.log(format_args!("outage {}", if begins { "begins" } else { "ends" }));
                 if begins {
                     self.count("outage");
+                    // One of two providers, or both.
+                    let providers = self.node.providers();
+                    let failed = self.rng.below(providers.len() + 1);
+                    self.outage_of = providers.get(failed).copied();
                 }
                 self.outage = begins;
                 self.last_outage = self.now;

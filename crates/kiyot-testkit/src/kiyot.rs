@@ -102,6 +102,8 @@ pub struct KiyotOptions {
     pub provider: Provider,
     /// Additional keys of the provider's table, TOML.
     pub of_provider: String,
+    /// A provider that is preferred, with additional keys of its table.
+    pub preferred: Option<(Provider, String)>,
     /// CRI socket of the backend `containerd`; `None` for that of the node's containerd.
     pub containerd: Option<PathBuf>,
     /// CNI network of cells: a directory with configuration in `net.d` and plugins in `bin`; `None`
@@ -133,6 +135,7 @@ impl KiyotOptions {
             pause_image: Some(PAUSE_IMAGE),
             provider: Provider::of_environment(),
             of_provider: String::new(),
+            preferred: None,
             containerd: None,
             network: None,
             sections: String::new(),
@@ -161,13 +164,25 @@ impl KiyotOptions {
                 .network
                 .as_ref()
                 .map_or_else(of_node, |own| (own.join("net.d"), own.join("bin")));
-            let network = match self.provider.has_node_network() {
-                true => format!(
-                    "cni_conf_dir = \"{}\"\ncni_bin_dirs = [\"{}\"]",
-                    networks.display(),
-                    plugins.display()
-                ),
-                false => String::new(),
+            let network = format!(
+                "cni_conf_dir = \"{}\"\ncni_bin_dirs = [\"{}\"]",
+                networks.display(),
+                plugins.display()
+            );
+            let network = |provider: Provider| match provider.has_node_network() {
+                true => network.as_str(),
+                false => "",
+            };
+            let preferred = self.preferred.iter().map(|(provider, keys)| {
+                let (name, network) = (provider.name(), network(*provider));
+                format!("[backends.milpa.{name}]\n{network}\n{}\n{keys}\n\n", provider.keys())
+            });
+            let preferred: String = preferred.collect();
+            let own = self.provider.name();
+            // Older builds know the first key alone.
+            let providers = match &self.preferred {
+                None => format!("provider = {own:?}"),
+                Some((first, _)) => format!("providers = [{:?}, {own:?}]", first.name()),
             };
             let pause_image = self
                 .pause_image
@@ -178,10 +193,11 @@ impl KiyotOptions {
                 "[backends.milpa]\n\
                  type = \"milpa\"\n\
                  state_dir = \"{at}/state\"\n\
-                 provider = \"{provider}\"\n\
+                 {providers}\n\
                  {pause_image}\
                  kubelet_dir = \"{}\"\n\
                  {}\n\n\
+                 {preferred}\
                  [backends.milpa.{provider}]\n\
                  {network}\n\
                  {}\n\
@@ -191,6 +207,7 @@ impl KiyotOptions {
                 self.provider.keys(),
                 self.of_provider,
                 provider = self.provider.name(),
+                network = network(self.provider),
             );
         }
         let _ = writeln!(toml, "[routing]\ndefault = \"containerd\"\n");

@@ -10,25 +10,29 @@ use std::{
     time::Duration,
 };
 
+use futures::{StreamExt, future::join_all, stream::FuturesUnordered};
 use kiyot_config::WarmPool;
 use kiyot_engine::{
     OrderKey, StoreError, Wanted,
     engine::{
         Account, CellError, Effects, Engine, EngineConfig, Event, Journal, JournalSandbox, Limits,
-        OrderSpec, PodPorts, Seams, Step, Unusable,
+        Offers, OrderSpec, PodPorts, ProviderKey, Seams, Step, Unusable,
     },
     id::{CellId, NoRandomness, SandboxId},
     placement::{
-        self, AllRefused, Candidate, CellResources, Choice, Needs, NoFit, Requested, Rules,
+        self, AllRefused, Candidate, CellResources, Choice, Defaults, Needs, NoFit, Requested,
     },
-    provider::{Attached, HostPort, MAX_HOST_PORTS, Owner, Provider},
+    provider::{Attached, Capabilities, HostPort, MAX_HOST_PORTS, Owner, ProviderError},
     request::CellRequest,
 };
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_proto::store::{Cordon, SandboxMeta};
 use kiyot_values::error_chain::error_chain;
 use ring::rand::{SecureRandom, SystemRandom};
-use tokio::sync::{broadcast, oneshot, watch};
+use tokio::{
+    sync::{broadcast, oneshot, watch},
+    time::{Instant, sleep},
+};
 
 use super::{
     gateway::CellLink,
@@ -46,6 +50,7 @@ mod metrics;
 mod operator;
 mod prices;
 mod provider_calls;
+mod providers;
 mod restoration;
 mod room;
 mod shared;
@@ -58,10 +63,10 @@ pub(super) use caller::Caller;
 pub use config::CellsConfig;
 pub(crate) use history::{Occurrence, Subject};
 pub use links::Links;
+pub(crate) use operator::ProviderCatalogue;
+pub use providers::Configured;
+use providers::{CellSource, CellSources};
 use shared::{Shared, now};
-
-/// The cells that are launched for an order at most, one after the other.
-const MAX_LAUNCHES: u32 = 3;
 
 /// A running cell. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -70,6 +75,8 @@ pub struct Cell {
     pub id: CellId,
     /// The link to its agent.
     pub link: CellLink,
+    /// The capabilities of its provider.
+    pub capabilities: Capabilities,
 }
 
 /// A cell that is bound to a pod.
@@ -103,8 +110,8 @@ pub enum CellEvent {
 /// silence that an agent takes for a lost link, and the time in which containers end.
 const ORPHAN_GRACE: Duration = Duration::from_secs(120);
 
-/// The offerings of a pod, the provider's parameters of its launch, and the choice.
-type Offers = (Result<Vec<Candidate>, CellError>, BTreeMap<String, String>, Option<Choice>);
+/// The time for which further providers are waited for once one has offerings for a pod.
+const OFFERS_GRACE: Duration = Duration::from_secs(2);
 
 /// Bounds the cells that a line of the log names.
 const MAX_NAMED: usize = 10;
@@ -121,8 +128,8 @@ impl Seams for DaemonSeams {
         self.random.fill(buffer).map_err(|_| NoRandomness)
     }
 
-    fn bootstrap(&self, cell: &CellId, token: &str) -> Option<Bootstrap> {
-        self.links.get().map(|links| links.bootstrap(cell, token))
+    fn bootstrap(&self, cell: &CellId, token: &str, is_remote: bool) -> Option<Bootstrap> {
+        self.links.get().map(|links| links.bootstrap(cell, token, is_remote))
     }
 }
 
@@ -130,7 +137,8 @@ impl Seams for DaemonSeams {
 #[derive(Debug)]
 pub struct Cells {
     shared: Arc<Shared>,
-    rules: Arc<Rules>,
+    /// The needs of pods that say nothing, without the memory that cells need themselves.
+    defaults: Defaults,
     warm: watch::Sender<Vec<WarmPool>>,
 }
 
@@ -140,15 +148,12 @@ impl Cells {
     pub async fn start(
         config: CellsConfig,
         store: Store,
-        provider: Arc<dyn Provider>,
+        providers: Vec<Configured>,
     ) -> Result<Arc<Self>, StoreError> {
-        let capabilities = provider.capabilities();
         let Owner { cluster, node, .. } = config.owner.clone();
         let engine_config = EngineConfig {
             limits: config.limits,
             launch_timeout: config.launch_timeout,
-            // The kubelet's retry of a local launch costs nothing, and has a fresh deadline.
-            max_launches: if capabilities.awaits_ends() { 1 } else { MAX_LAUNCHES },
             token_ttl: config.token_ttl,
             boot_id: config.boot_id.clone(),
             refusal_pause: config.refusal_pause,
@@ -156,7 +161,6 @@ impl Cells {
             spot_deadline: config.spot_deadline,
             orphan_timeout: config.orphan_timeout + ORPHAN_GRACE,
             healthy_timeout: config.healthy_timeout,
-            place: provider.place().map(Into::into),
             owner: config.owner,
             tag_rules: config.tag_rules,
             take_over: config.take_over,
@@ -171,8 +175,9 @@ impl Cells {
         let is_cordoned = !store.load::<Cordon>(Table::Cordon).await?.is_empty();
         let links = Arc::new(OnceLock::new());
         let seams = DaemonSeams { random: SystemRandom::new(), links: Arc::clone(&links) };
+        let setups = providers.iter().map(Configured::setup).collect();
         let (mut engine, changes, unusable) =
-            Engine::recover(engine_config, capabilities, Box::new(seams), journal, now());
+            Engine::recover(engine_config, setups, Box::new(seams), journal, now());
         for record in unusable {
             match record {
                 Unusable::NoCellRecord(sandbox) => tracing::error!(
@@ -194,7 +199,7 @@ impl Cells {
                 cells = cells.len(),
                 among_them = named.join(", "),
                 launched_in = &*launched_in,
-                provider_looks_in = engine.provider_place(),
+                provider_looks_in = engine.provider_places(),
                 cluster,
                 node,
                 "provider, region or endpoint was changed under cells: their pods run on, and \
@@ -205,10 +210,13 @@ impl Cells {
             tracing::warn!("no cell is launched until the node's cells are uncordoned");
             engine.start_cordoned();
         }
-        let shared = Arc::new(Shared::new(store, provider, links, engine));
+        let defaults = providers.first().map(|first| first.rules.defaults).unwrap_or_default();
+        let defaults = Defaults { overhead_mib: 0, ..defaults };
+        let sources = CellSources::new(providers);
+        let shared = Arc::new(Shared::new(store, sources, links, engine));
         shared.commit(&changes).await?;
         let warm = watch::Sender::new(config.warm);
-        Ok(Arc::new(Self { shared, rules: Arc::new(config.rules), warm }))
+        Ok(Arc::new(Self { shared, defaults, warm }))
     }
 
     /// Returns the source of the cells' metrics.
@@ -248,21 +256,26 @@ impl Cells {
             for cell in cells {
                 shared.ensure_link(core, &cell);
             }
-            shared.provider.adopt(core.engine.held());
+            for source in shared.sources.iter() {
+                source.provider.adopt(core.engine.held(source.key()));
+            }
             ((), core.engine.start(now))
         });
-        shared.tasks.spawn(restoration::run(Arc::clone(shared)));
-        shared.tasks.spawn(listing::run(Arc::clone(shared)));
+        for source in shared.sources.iter() {
+            shared.tasks.spawn(restoration::run(Arc::clone(shared), Arc::clone(source)));
+            shared.tasks.spawn(listing::run(Arc::clone(shared), Arc::clone(source)));
+        }
         shared.tasks.spawn(Arc::clone(shared).run_timers());
         let warm = self.warm.subscribe();
-        shared.tasks.spawn(warm::run(Arc::clone(shared), Arc::clone(&self.rules), warm));
+        shared.tasks.spawn(warm::run(Arc::clone(shared), warm));
     }
 
     /// Makes the absent cgroups of running pods, by their `cgroup_parent`, if their cells outlive a
     /// reboot of the node.
     pub(super) async fn restore_cgroups(&self, parents: &[String]) {
         if !parents.is_empty() {
-            restoration::cgroups(&self.shared, parents).await;
+            let all = self.shared.sources.iter();
+            join_all(all.map(|source| restoration::cgroups(&*source.provider, parents))).await;
         }
     }
 
@@ -306,16 +319,9 @@ impl Cells {
         if let Some(taken) = shared.core().engine.taken_port(&wanted) {
             return Err(taken.into());
         }
-        let (candidates, parameters, choice) = self.offers(&wanted).await;
-        let spec = OrderSpec {
-            wanted: Arc::clone(&wanted),
-            sandbox,
-            candidates,
-            parameters,
-            choice,
-            timeout,
-            is_claimed: false,
-        };
+        let offers = self.offers(&wanted).await;
+        let spec =
+            OrderSpec { wanted: Arc::clone(&wanted), sandbox, offers, timeout, is_claimed: false };
         let (answer, answered) = oneshot::channel();
         let sandbox = shared.with_core(|core, now| {
             let is_ordered = core.engine.has_order(&wanted);
@@ -328,11 +334,11 @@ impl Cells {
             }
             // Other offerings or prices, or a provider that doesn't return them, don't end a launch
             // that is going on, and don't matter to a cell that runs already.
-            if let Err(error) = &spec.candidates
+            if let Some(error) = spec.refusal()
                 && !is_ordered
                 && !core.engine.has_warm_cell(&spec)
             {
-                return (Err(error.clone()), Effects::new());
+                return (Err(error), Effects::new());
             }
             let is_claimed = core.callers.contains_key(&wanted.key);
             let (sandbox, effects) = core.engine.order(OrderSpec { is_claimed, ..spec }, now);
@@ -352,21 +358,53 @@ impl Cells {
         Ok(BoundCell { cell, sandbox, attached })
     }
 
-    /// Returns the offerings of a pod, the provider's parameters and the choice, or why the
-    /// provider has none.
-    async fn offers(&self, wanted: &Wanted) -> Offers {
-        let shared = &self.shared;
+    /// Returns what the providers offer a pod. Once one has offerings, the others are waited for a
+    /// short time only.
+    async fn offers(&self, wanted: &Wanted) -> Vec<Offers> {
+        let all = self.shared.sources.iter();
+        let mut pending: FuturesUnordered<_> =
+            all.map(|source| self.offers_of(source, wanted)).collect();
+        let mut known = BTreeMap::new();
+        let grace = sleep(OFFERS_GRACE);
+        tokio::pin!(grace);
+        let mut has_offerings = false;
+        loop {
+            let offers = tokio::select! {
+                offers = pending.next() => offers,
+                () = &mut grace, if has_offerings => None,
+            };
+            let Some(offers) = offers else { break };
+            if !has_offerings && offers.candidates.is_ok() {
+                has_offerings = true;
+                grace.as_mut().reset(Instant::now() + OFFERS_GRACE);
+            }
+            known.insert(offers.provider, offers);
+        }
+        let late = |provider| {
+            let error = ProviderError::too_slow("read its offerings", OFFERS_GRACE);
+            Offers::none(provider, CellError::Provider(error))
+        };
+        let all = self.shared.sources.iter().map(|source| source.key());
+        all.map(|key| known.remove(key).unwrap_or_else(|| late(key))).collect()
+    }
+
+    async fn offers_of(&self, source: &CellSource, wanted: &Wanted) -> Offers {
+        let provider = source.key();
+        if let Some(reason) = wanted.refused_by.get(provider) {
+            return Offers::none(provider, CellError::Refused(reason.clone()));
+        }
         let chosen = async {
-            let catalogue = shared.prices.current(&*shared.provider).await?;
-            let parameters = shared.provider.parameters(wanted).await?;
-            let (needs, rules) = (Arc::clone(&wanted.needs), Arc::clone(&self.rules));
+            let catalogue = source.catalogue().await?;
+            let parameters = source.provider.parameters(wanted).await?;
+            let (needs, rules) = (source.needs(&wanted.needs), Arc::clone(&source.rules));
             Ok((Choice { catalogue, needs, rules }, parameters))
         };
         match chosen.await {
             Ok((choice, parameters)) => {
-                (self.candidates(&choice, &parameters), parameters, Some(choice))
+                let candidates = self.candidates(provider, &choice, &parameters);
+                Offers { provider, candidates, parameters, choice: Some(choice) }
             }
-            Err(error) => (Err(CellError::Provider(error)), BTreeMap::new(), None),
+            Err(error) => Offers::none(provider, CellError::Provider(error)),
         }
     }
 
@@ -377,18 +415,20 @@ impl Cells {
 
     /// Returns the needs of a pod, by its annotations and its CRI request.
     pub fn needs(&self, request: &CellRequest, requested: &Requested) -> Needs {
-        Needs::new(request, requested, &self.rules.defaults)
+        Needs::new(request, requested, &self.defaults)
     }
 
-    /// Returns the offerings that fit a pod and were not refused lately, the preferred first.
+    /// Returns the offerings of a provider that fit a pod and were not refused lately, the
+    /// preferred first.
     fn candidates(
         &self,
+        provider: ProviderKey,
         Choice { catalogue, needs, rules }: &Choice,
         parameters: &BTreeMap<String, String>,
     ) -> Result<Vec<Candidate>, CellError> {
         // Ranked without the lock.
         let (now, machine) = (now(), needs.machine());
-        let refusals = self.shared.core().engine.refusals_for(parameters, &machine, now);
+        let refusals = self.shared.core().engine.refusals_for(provider, parameters, &machine, now);
         let at = now.boot;
         let ranked = placement::rank(catalogue, needs, rules, &refusals.at(at));
         if !ranked.is_empty() {
@@ -408,8 +448,11 @@ impl Cells {
 
     /// Returns the cell with this id, unless its end is confirmed.
     pub fn get(&self, id: &CellId) -> Option<Cell> {
-        let link = self.shared.core().links.get(id)?.clone();
-        Some(Cell { id: id.clone(), link })
+        let core = self.shared.core();
+        let link = core.links.get(id)?.clone();
+        // A cell of a provider that is not configured has the restrictions of the first.
+        let source = self.shared.source_of(&core, id).or_else(|| self.shared.sources.iter().next());
+        Some(Cell { id: id.clone(), link, capabilities: source?.capabilities })
     }
 
     /// Returns true if a cell is being ended or has ended.
@@ -432,11 +475,17 @@ impl Cells {
     /// or are those of the node.
     pub(super) async fn resources(&self, id: &CellId) -> Option<CellResources> {
         let offering = self.account(id)?.offering?.offering;
-        let catalogue = self.shared.prices.current(&*self.shared.provider).await.ok()?;
+        let source = Arc::clone(self.shared.source_of(&self.shared.core(), id)?);
+        let catalogue = source.catalogue().await.ok()?;
         let machine = catalogue.machine(&offering.instance_type)?;
-        let memory_mib = machine.usable_mib().saturating_sub(self.rules.defaults.overhead_mib);
+        let memory_mib = machine.usable_mib().saturating_sub(source.rules.defaults.overhead_mib);
         let memory = memory_mib.saturating_mul(1 << 20);
         Some(CellResources { milli_cpus: machine.milli_cpus, memory })
+    }
+
+    /// Returns the capabilities of the providers, in the configured order.
+    pub(super) fn capabilities(&self) -> impl Iterator<Item = Capabilities> {
+        self.shared.sources.iter().map(|source| source.capabilities)
     }
 
     /// Takes a step of the start of a cell's pod; a repeated step is ignored.

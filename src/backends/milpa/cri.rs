@@ -12,8 +12,9 @@ use std::{
 use kiyot_config::Policy;
 use kiyot_engine::{
     OrderKey, StoreError,
-    id::{ContainerId, SandboxId},
+    id::{CellId, ContainerId, SandboxId},
     placement::{ApiRequests, PodRequests},
+    provider::Capabilities,
 };
 use kiyot_proto::cri;
 use tonic::Status;
@@ -83,7 +84,7 @@ pub struct Parts {
     /// Exec, attach and port-forward.
     pub streaming: Arc<Streaming>,
     /// The policy on host access, until [`CriService::set_policy`] changes it.
-    pub rules: Rules,
+    pub policy: Policy,
     /// Time until a sandbox is removed whose caller has left, unless another call names it.
     pub claim_timeout: Duration,
     /// Time after the start in which usage of recovered pods is waited for.
@@ -111,7 +112,7 @@ pub struct CriService {
     volumes: Arc<Volumes>,
     logs: Arc<Logs>,
     streaming: Arc<Streaming>,
-    rules: RwLock<Rules>,
+    policy: RwLock<Policy>,
     pods: Arc<Pods>,
     sync: Arc<CellSync>,
     launches: Arc<SingleFlight<OrderKey, cri::RunPodSandboxRequest, SandboxId>>,
@@ -135,7 +136,7 @@ impl CriService {
     /// Recovers the pods from the records, and follows their cells from now on.
     pub async fn start(parts: Parts) -> Result<Arc<Self>, StoreError> {
         let usage_deadline = Instant::now() + parts.usage_timeout;
-        let Parts { store, cells, images, volumes, logs, streaming, rules, .. } = parts;
+        let Parts { store, cells, images, volumes, logs, streaming, policy, .. } = parts;
         let (pods, tasks) = (Arc::new(Pods::new()), Tasks::default());
         let sync = CellSync::start(SyncParts {
             store: store.clone(),
@@ -155,7 +156,7 @@ impl CriService {
             volumes,
             logs,
             streaming,
-            rules: RwLock::new(rules),
+            policy: RwLock::new(policy),
             pods,
             sync,
             launches: Arc::new(SingleFlight::new()),
@@ -170,19 +171,35 @@ impl CriService {
         }))
     }
 
-    /// Returns the current policy on host access.
-    fn rules(&self) -> Rules {
-        *self.rules.read().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the current rules on host access of a provider's cells.
+    fn rules_of(&self, capabilities: Capabilities) -> Rules {
+        let policy = *self.policy.read().unwrap_or_else(PoisonError::into_inner);
+        Rules { policy, capabilities }
+    }
+
+    /// Returns the current rules of all providers, in the configured order.
+    fn rules(&self) -> Vec<Rules> {
+        self.cells.capabilities().map(|capabilities| self.rules_of(capabilities)).collect()
+    }
+
+    /// Returns the current rules of the cell of a sandbox; those of an ended cell are those of the
+    /// first provider.
+    fn rules_of_cell(&self, cell: &CellId) -> Option<Rules> {
+        let cell = self.cells.get(cell).map(|cell| cell.capabilities);
+        let capabilities = cell.or_else(|| self.cells.capabilities().next())?;
+        Some(self.rules_of(capabilities))
     }
 
     /// Sets the policy on host access, for new containers of running pods too. Returns what a
-    /// changed policy gives and the provider's cells do not have.
+    /// changed policy gives and the providers' cells do not have.
     pub fn set_policy(&self, policy: Policy) -> Vec<String> {
-        let mut rules = self.rules.write().unwrap_or_else(PoisonError::into_inner);
-        let is_new = rules.policy != policy;
-        rules.policy = policy;
+        let before = {
+            let mut current = self.policy.write().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *current, policy)
+        };
         self.volumes.set_host_path(policy.host_path);
-        if is_new { rules.unmet() } else { Vec::new() }
+        let changed = self.rules().into_iter().filter(|_| before != policy);
+        changed.flat_map(|rules| rules.unmet()).collect()
     }
 
     /// Has later pods sized by the requests of the Kubernetes API, where it has them.

@@ -119,9 +119,6 @@ pub struct GatewayConfig {
     pub socket: PathBuf,
     /// The TCP endpoint, for cells on other machines; `None` opens no port.
     pub tcp: Option<TcpEndpoint>,
-    /// Puts the TCP endpoint into the boot data of cells, and not the socket: they are on other
-    /// machines.
-    pub cells_are_remote: bool,
     /// The agent's program, for cells on other machines; `None` serves none.
     pub agent: Option<AgentProgram>,
     /// The authority that issues certificates for cells.
@@ -156,9 +153,6 @@ pub enum GatewayError {
     /// The TCP address could not be bound.
     #[error("gateway.listen = \"{0}\": can't listen on this address")]
     Listen(SocketAddr, #[source] io::Error),
-    /// Cells on other machines have no address to dial.
-    #[error("gateway.listen: is missing; cells on other machines dial it")]
-    NoTcpEndpoint,
     /// Its certificate could not be issued.
     #[error("certificate of the gateway")]
     Certificate(#[source] CaError),
@@ -220,15 +214,11 @@ impl Gateway {
             None => None,
         };
         let tcp_address = tcp.as_ref().map(|(_, _, advertised)| *advertised);
-        let address = if config.cells_are_remote {
-            GatewayAddress::Tcp(tcp_address.ok_or(GatewayError::NoTcpEndpoint)?)
-        } else {
-            GatewayAddress::Unix(config.socket.clone())
-        };
+        let address = GatewayAddress::Unix(config.socket.clone());
         let socket = Listener::unix(&config.socket)
             .map_err(|error| GatewayError::Socket(config.socket, error))?;
         let program = config.agent.filter(|_| tcp.is_some());
-        let agent = program.as_ref().filter(|_| config.cells_are_remote).map(|program| AgentPin {
+        let agent = program.as_ref().map(|program| AgentPin {
             sha256: program.sha256().to_owned(),
             size_bytes: program.size(),
             ca_pem: ca.certificate_pem(),
@@ -324,19 +314,21 @@ impl Gateway {
         self.0.shared.connections.get(cell)?.peer()
     }
 
-    /// Returns the data that a cell needs to enrol.
-    pub fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
+    /// Returns the data that a cell, perhaps on another machine, needs to enrol.
+    pub fn bootstrap(&self, cell: &CellId, token: &str, is_remote: bool) -> Bootstrap {
+        // A configured provider of remote cells has a port.
+        let tcp = self.0.tcp_address.filter(|_| is_remote).map(GatewayAddress::Tcp);
         Bootstrap {
             cell: cell.to_string(),
-            gateway: self.0.address.clone(),
+            gateway: tcp.unwrap_or_else(|| self.0.address.clone()),
             ca_sha256: self.0.ca_sha256.clone(),
             token: token.to_owned(),
             orphan_timeout_secs: self.0.orphan_timeout.as_secs(),
-            agent: self.0.agent.clone(),
+            agent: self.0.agent.clone().filter(|_| is_remote),
         }
     }
 
-    /// Returns the address that its cells dial.
+    /// Returns the address that cells on this node dial.
     pub fn address(&self) -> &GatewayAddress {
         &self.0.address
     }

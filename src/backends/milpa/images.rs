@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_config::ImageSource;
 use kiyot_engine::id::CellId;
 use kiyot_link::architecture::of_this_machine;
 use kiyot_local::PauseImage;
@@ -83,9 +84,9 @@ pub struct Images {
     /// Copies to a cell follow each other: they share its link, and its agent bounds the blobs that
     /// it takes at the same time.
     copy_locks: KeyLocks<CellId>,
-    /// True if cells pull by themselves, and the node sends only what they can't pull.
-    pulls_first: bool,
-    /// Limits of copies; `None` for cells on the node.
+    /// Source of the images of cells.
+    source: ImageSource,
+    /// Limits of copies to cells on other machines.
     copy_limits: Option<Arc<CopyLimits>>,
     /// Unpacked layers of the node, for cells that see its files.
     shared: Option<SharedLayers>,
@@ -98,14 +99,13 @@ pub struct Images {
 impl Images {
     /// Creates the images of cells. `progress_timeout` bounds the time without progress of a copied
     /// blob and of a pull. `registries` has the credentials for pulls without credentials of their
-    /// own. `pulls_first`: the node sends only images that can't be pulled. `send_rate` limits
-    /// copies to cells on other machines; `None` for cells on the node. With the daemon's state
-    /// directory, cells that see the node's files mount the layers that it has.
+    /// own. `send_rate` limits copies to cells on other machines; `None` without any. With the
+    /// daemon's state directory, cells that see the node's files mount the layers that it has.
     pub fn new(
         node: NodeImages,
         progress_timeout: Duration,
         registries: Arc<Registries>,
-        pulls_first: bool,
+        source: ImageSource,
         send_rate: Option<Arc<SendRate>>,
         shared_with: Option<&Path>,
     ) -> Arc<Self> {
@@ -113,7 +113,7 @@ impl Images {
         let owner = shared_with.map(|state_dir| state_dir.display().to_string());
         Arc::new(Self {
             shared: owner.map(|owner| SharedLayers::new(node.clone(), owner)),
-            pulls_first,
+            source,
             copy_limits: send_rate.map(|rate| Arc::new(CopyLimits::new(rate))),
             node_credentials: registries.credentials(),
             registries: Some(registries),
@@ -133,7 +133,7 @@ impl Images {
             registries: None,
             image_locks: KeyLocks::default(),
             copy_locks: KeyLocks::default(),
-            pulls_first: false,
+            source: ImageSource::Node,
             copy_limits: None,
             shared: None,
             bytes: ByteCounter::default(),
@@ -151,7 +151,8 @@ impl Images {
             client: CellClient::new(cell),
             control: cell.link.control.clone(),
             bytes: self.bytes.clone(),
-            limits: self.copy_limits.clone(),
+            limits: self.copy_limits.clone().filter(|_| cell.capabilities.remote),
+            capabilities: cell.capabilities,
         }
     }
 
@@ -346,7 +347,7 @@ impl Images {
         if is_pause {
             self.ensure_on_node(wanted).await;
         }
-        let is_node_first = !self.pulls_first || is_pause;
+        let is_node_first = !self.pulls_first(receiver) || is_pause;
         if is_node_first && let Some(copied) = self.copy_from_node(cell, receiver, image).await? {
             return Ok((copied.id.clone(), Some(copied)));
         }
@@ -509,9 +510,18 @@ impl Images {
     ) -> Result<Option<String>, CopyError> {
         let _lock = self.copy_locks.lock(cell.clone()).await;
         let copy = self.copy_now(cell, receiver, image);
-        match &self.copy_limits {
+        match self.copy_limits.as_ref().filter(|_| receiver.is_remote()) {
             Some(limits) => limits.in_turn(self.lane(&image.image), copy).await,
             None => copy.await,
+        }
+    }
+
+    /// Returns whether a cell pulls by itself, and the node sends only what it can't pull.
+    fn pulls_first(&self, receiver: &dyn Receiver) -> bool {
+        match self.source {
+            ImageSource::Auto => receiver.is_remote(),
+            ImageSource::Node => false,
+            ImageSource::Registry => true,
         }
     }
 
@@ -545,7 +555,8 @@ impl Images {
         };
         let mounted = async {
             // Boxed: futures of calls to containerd are large.
-            Box::pin(unpacked::mount(node, self.shared.as_ref()?, cell, receiver, &manifest)).await
+            let shared = self.shared.as_ref().filter(|_| receiver.sees_node_files())?;
+            Box::pin(unpacked::mount(node, shared, cell, receiver, &manifest)).await
         };
         copy::copy(node, receiver, &manifest, names, mounted, self.progress_timeout).await?;
         Ok(Some(id))
@@ -563,7 +574,7 @@ impl Images {
         // Like the node's containerd, configured credentials are for pulls without their own.
         let auth = auth.or_else(|| self.node_credentials.of(&normalized(reference)));
         let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: None };
-        let supplier = (!self.pulls_first).then_some(&*self.node);
+        let supplier = (!self.pulls_first(receiver)).then_some(&*self.node);
         let pulled = pull::pull(supplier, receiver, &request, self.progress_timeout).await?;
         if let (layers @ 1.., bytes) = pulled.from_node {
             tracing::info!(

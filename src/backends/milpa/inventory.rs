@@ -33,6 +33,7 @@ pub use log::{LogSource, NoLog};
 
 pub use super::store::Row as Record;
 
+pub(crate) use super::cells::ProviderCatalogue;
 use key::PodItem;
 
 /// The inventory of a backend.
@@ -40,7 +41,8 @@ use key::PodItem;
 pub struct Inventory {
     backend: BackendName,
     node: String,
-    provider: ProviderKind,
+    /// The names of the providers.
+    provider: String,
     cells: Arc<Cells>,
     pods: Arc<Pods>,
     cri: Arc<CriService>,
@@ -52,12 +54,14 @@ impl Inventory {
     pub(super) fn new(
         backend: BackendName,
         node: String,
-        provider: ProviderKind,
+        providers: &[ProviderKind],
         cells: Arc<Cells>,
         cri: Arc<CriService>,
         store: Store,
     ) -> Self {
         let pods = Arc::clone(cri.pods());
+        let names = providers.iter().map(|provider| provider.name());
+        let provider = names.collect::<Vec<_>>().join(", ");
         Self { backend, node, provider, cells, pods, cri, store }
     }
 
@@ -123,15 +127,10 @@ impl Inventory {
     pub fn summary(&self) -> admin::Backend {
         let numbers = self.cells.numbers();
         let number = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-        let provider = match self.provider {
-            ProviderKind::Netns => "netns",
-            ProviderKind::Qemu => "qemu",
-            ProviderKind::Ec2 => "ec2",
-        };
         admin::Backend {
             name: self.backend.to_string(),
             r#type: "milpa".to_owned(),
-            provider: provider.to_owned(),
+            provider: self.provider.clone(),
             socket: String::new(),
             cells: u32::try_from(numbers.cells.values().sum::<u64>()).unwrap_or(u32::MAX),
             max_cells: number(numbers.limits.max_cells),

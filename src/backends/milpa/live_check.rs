@@ -26,7 +26,7 @@ pub fn node_name(config: &MilpaBackend) -> String {
 
 /// Checks ids and permissions of a configuration over the API of its provider, without effect.
 pub async fn check_live(config: &MilpaBackend) -> Result<LiveReport, NoLiveCheck> {
-    if config.provider != ProviderKind::Ec2 {
+    if !config.has(ProviderKind::Ec2) {
         return Err(NoLiveCheck::OtherProvider);
     }
     let api = kiyot_ec2::api(&config.ec2).await.ok_or(NoLiveCheck::NoEc2)?;

@@ -11,7 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use kiyot::backends::milpa::{
-    cells::{BoundCell, Cells, CellsConfig, Links},
+    cells::{BoundCell, Cells, CellsConfig, Configured, Links},
     gateway::{Admission, CellLink, Gateway, Refusal, ca::Ca},
     store::{Batch, Store, Table},
 };
@@ -64,7 +64,7 @@ impl<S: Subject> Links for PlayedGateway<S> {
         unconnected_link()
     }
 
-    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
+    fn bootstrap(&self, cell: &CellId, token: &str, _: bool) -> Bootstrap {
         self.tokens.lock().unwrap().insert(cell.clone(), token.to_owned());
         bench::bootstrap(cell, token)
     }
@@ -281,7 +281,9 @@ async fn serve<S: Subject>(
         retry_pause: Duration::from_millis(10),
         ..CellsConfig::default()
     };
-    let cells = Cells::start(config, store.clone(), Arc::new(recorder)).await.unwrap();
+    let cells = Cells::start(config, store.clone(), vec![Configured::new(Arc::new(recorder))])
+        .await
+        .unwrap();
     let agents = if let Some(socket) = subject.gateway_socket() {
         let config = gateway_config(socket, Ca::load_or_make(store).await.unwrap());
         let gateway = Gateway::start(config, Arc::clone(&cells) as _).await.unwrap();

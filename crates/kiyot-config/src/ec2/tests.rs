@@ -24,7 +24,7 @@ fn milpa(keys: &str) -> MilpaBackend {
 #[test]
 fn least_configuration_has_the_defaults_of_instances() {
     let milpa = milpa(LEAST);
-    assert_eq!(milpa.provider, ProviderKind::Ec2);
+    assert_eq!(milpa.providers, [ProviderKind::Ec2]);
     assert_eq!(milpa.launch_timeout.as_secs(), 600);
     assert!(milpa.token_ttl >= milpa.launch_timeout);
     let expected = Ec2 {

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use kiyot_config::{ImageFilter, MilpaBackend, PriceSource};
+use kiyot_config::{ImageFilter, MilpaBackend, PriceSource, ProviderKind};
 use kiyot_engine::{
     OrderKey, Wanted,
     placement::{Candidate, Catalogue, Needs, Requested, Rules, rank},
@@ -316,7 +316,7 @@ impl LiveCheck<'_> {
         zone: &str,
         launch_type: LaunchType,
     ) -> Result<Candidate, String> {
-        let mut rules = Rules::of(self.config);
+        let mut rules = Rules::of(self.config, ProviderKind::Ec2);
         // Without the permission to describe subnets, zones are not known.
         let zone_is_known = !zone.starts_with("subnet-");
         if zone_is_known && !rules.zones.is_empty() && !rules.zones.iter().any(|it| it == zone) {

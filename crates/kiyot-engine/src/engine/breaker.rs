@@ -14,12 +14,11 @@ use kiyot_values::backoff::doubled;
 
 use crate::{
     engine::{
-        Cell, CellError, Cells, Effect, Engine, Notice, Now, State, Step,
-        launch::parameters_digest, order::Order,
+        Cell, CellError, Cells, Effect, Engine, Notice, Now, ProviderKey, State, Step,
+        launch::parameters_digest,
     },
     id::CellId,
     placement::{AllRefused, Candidate, LaunchRefusal, Refusal, Refusals},
-    provider::Capabilities,
 };
 
 /// The failed boots in a row from which on launches pause.
@@ -39,6 +38,7 @@ const MAX_CONSOLE_CHARS: usize = 500;
 /// no pod stops the launches of others.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct BootKind {
+    provider: ProviderKey,
     /// The digest of the provider's own parameters, without those that change no boot.
     parameters_sha256: Option<String>,
     /// The architecture and the instance types that the pod asks for.
@@ -47,22 +47,15 @@ pub(super) struct BootKind {
 
 impl BootKind {
     pub(super) fn new(
-        capabilities: &Capabilities,
+        provider: ProviderKey,
+        ignored: &[&str],
         parameters: &BTreeMap<String, String>,
         machine: &str,
     ) -> Self {
-        let ignored = capabilities.parameters_without_effect_on_boots;
         let mut relevant = parameters.clone();
         relevant.retain(|key, _| !ignored.contains(&key.as_str()));
-        Self { parameters_sha256: parameters_digest(&relevant), machine: machine.to_owned() }
-    }
-}
-
-impl Order {
-    /// Returns the kind of its boots.
-    pub(super) fn boot_kind(&self, capabilities: &Capabilities) -> BootKind {
-        let machine = self.choice.as_ref().map(|choice| choice.needs.machine());
-        BootKind::new(capabilities, &self.parameters, &machine.unwrap_or_default())
+        let parameters_sha256 = parameters_digest(&relevant);
+        Self { provider, parameters_sha256, machine: machine.to_owned() }
     }
 }
 
@@ -189,20 +182,21 @@ impl FailedBoots {
 }
 
 impl Engine {
-    /// Returns the refused offerings of launches with these parameters, for a pod that asks for
-    /// this architecture and these instance types: with the zones in which they pause.
+    /// Returns the refused offerings of launches of a provider with these parameters, for a pod
+    /// that asks for this architecture and these instance types: with the zones in which they
+    /// pause.
     pub fn refusals_for(
         &self,
+        key: ProviderKey,
         parameters: &BTreeMap<String, String>,
         machine: &str,
         now: Now,
     ) -> Refusals {
-        let kind = BootKind::new(&self.capabilities, parameters, machine);
-        self.refusals_of_kind(&kind, now)
+        self.refusals_of_kind(&self.boot_kind_of(key, parameters, machine), now)
     }
 
     pub(super) fn refusals_of_kind(&self, kind: &BootKind, now: Now) -> Refusals {
-        let mut refusals = self.refusals.clone();
+        let mut refusals = self.refusals(kind.provider);
         for (zone, refusal) in self.breaker.paused_zones(&self.cells, kind, now) {
             refusals.add(&LaunchRefusal::Zone(zone.to_owned()), now.boot, &refusal);
         }

@@ -10,7 +10,7 @@ use crate::{
         launch::stored_candidate,
     },
     id::CellId,
-    placement::Candidate,
+    placement::{Candidate, NodeShare},
     request::HealthyTimeout,
 };
 
@@ -40,8 +40,12 @@ pub(super) struct Cell {
     pub(super) id: CellId,
     pub(super) state: State,
     pub(super) launch: CellLaunch,
+    /// The provider that launched it; `None` if it is not known.
+    pub(super) provider: Option<Arc<str>>,
     /// The place of its instance; `None` if it is not known, or the provider has none.
     pub(super) place: Option<Arc<str>>,
+    /// The part of the node that it has; nothing for a cell on another machine.
+    pub(super) share: NodeShare,
     pub(super) order: CellOrder,
     /// The identity of the warm pool that it was launched for, or has joined.
     pub(super) pool: Option<Arc<str>>,
@@ -73,7 +77,9 @@ impl Cell {
             id,
             state,
             launch: CellLaunch::default(),
+            provider: None,
             place: None,
+            share: NodeShare::default(),
             order: CellOrder::None,
             pool: None,
             pod: None,
@@ -171,6 +177,9 @@ impl Cell {
             last_failures: self.earlier.last.clone(),
             parameters_sha256: self.launch.parameters_sha256.clone().unwrap_or_default(),
             place: self.place.as_deref().unwrap_or_default().to_owned(),
+            provider: self.provider.as_deref().unwrap_or_default().to_owned(),
+            node_milli_cpus: self.share.milli_cpus,
+            node_memory_mib: self.share.memory_mib,
             lost_unix_nanos: self.end.lost_unix_nanos.unwrap_or_default(),
         }
     }

@@ -1,6 +1,6 @@
 //! The configuration of the engine.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use kiyot_values::backoff::doubled;
 
@@ -19,8 +19,6 @@ pub struct EngineConfig {
     pub limits: Limits,
     /// Bounds the time from an order until a cell is bound to its pod.
     pub launch_timeout: Duration,
-    /// Bounds the cells that are launched for an order, one after the other.
-    pub max_launches: u32,
     /// The validity of a cell's tokens.
     pub token_ttl: Duration,
     /// The boot id of the node.
@@ -36,10 +34,6 @@ pub struct EngineConfig {
     pub orphan_timeout: Duration,
     /// The time for which the agent of a bound cell may be silent; `None` is no limit.
     pub healthy_timeout: Option<Duration>,
-    /// The place in which the provider looks for instances ([`Provider::place`]).
-    ///
-    /// [`Provider::place`]: crate::provider::Provider::place
-    pub place: Option<Arc<str>>,
     /// The owner of the instances.
     pub owner: Owner,
     /// The tags of instances beside their owner's.

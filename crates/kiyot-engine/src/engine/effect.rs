@@ -6,7 +6,7 @@ use kiyot_proto::store;
 
 use crate::{
     StoreError,
-    engine::{CellError, cell::timeline::Step, launch::Launch},
+    engine::{CellError, ProviderKey, cell::timeline::Step, launch::Launch},
     id::{CellId, SandboxId},
     provider::{Attached, Attachment, Instance, InstanceId, LeftOut, ProviderError, Termination},
     wanted::OrderKey,
@@ -50,15 +50,19 @@ pub enum Event {
     },
     /// The provider described the instance of a cell.
     Described(CellId, Result<Instance, ProviderError>),
-    /// The provider listed its instances.
+    /// A provider listed its instances.
     Listed {
+        /// The provider.
+        provider: ProviderKey,
         /// The time at which the listing began, by [`super::Now::boot`].
         began: Duration,
         /// The instances.
         instances: Vec<Instance>,
     },
-    /// The provider answered the termination of stray instances.
+    /// A provider answered the termination of stray instances.
     StraysEnded {
+        /// The provider.
+        provider: ProviderKey,
         /// Those that end or have ended.
         accepted: Vec<InstanceId>,
         /// The others.
@@ -177,8 +181,8 @@ pub enum Effect {
     Disconnect,
     /// Describes an instance.
     Describe(InstanceId),
-    /// Terminates instances that belong to no cell.
-    EndStrays(Vec<InstanceId>),
+    /// Terminates instances of a provider that belong to no cell.
+    EndStrays(ProviderKey, Vec<InstanceId>),
     /// Answers a claim.
     AnswerClaim(ClaimNumber, Result<(), ClaimRefusal>),
     /// Answers an order.

@@ -24,7 +24,9 @@ impl Engine {
         }
         self.count_failed_boot(id, now);
         // The instance of a provider of the node is not one of another place, which it can't see.
-        let is_known = self.capabilities.not_found_believed_after > Duration::ZERO;
+        let callee = self.cells.get(id).and_then(|cell| self.providers.callee(cell));
+        let is_known =
+            callee.is_some_and(|it| it.capabilities.not_found_believed_after > Duration::ZERO);
         let elsewhere = self.no_end_elsewhere(id);
         let outcome = match (outcome, elsewhere) {
             (Ok(progress), Some(error)) => {

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use kiyot_proto::text::counted;
+use kiyot_values::error_chain::error_chain;
 
 use crate::{
     StoreError,
-    engine::{OverBudget, PortTaken},
+    engine::{OverBudget, PortTaken, ProviderKey},
     id::{CellId, NoRandomness},
-    placement::{AllRefused, NoFit},
+    placement::{AllRefused, NoFit, NodeShare},
     provider::{ErrorClass, InstanceId, ProviderError},
 };
 
@@ -81,6 +82,17 @@ pub enum CellError {
     /// The order was replaced by another of the pod.
     #[error("{0}")]
     Replaced(&'static str),
+    /// No provider can launch a cell for the pod.
+    #[error("no provider has a cell for the pod: {}", by_provider(.causes))]
+    NoProvider {
+        /// The cause of each provider.
+        causes: Vec<(ProviderKey, String)>,
+        /// The cause that may be over first.
+        last: Box<CellError>,
+    },
+    /// The pod can't run in the cells of a provider.
+    #[error("{0}")]
+    Refused(Arc<str>),
     /// No instance type fits the pod.
     #[error(transparent)]
     NoFit(#[from] NoFit),
@@ -122,6 +134,17 @@ pub enum CellError {
         /// The namespaces with most of them, and their numbers; "" for the warm pools.
         holders: Vec<(String, usize)>,
     },
+    /// The node has no room for the pod's cell.
+    #[error(
+        "cells on the node may have {free} more (reserve_cpu, reserve_memory), and the pod's cell \
+         needs {needed}"
+    )]
+    NodeFull {
+        /// The need.
+        needed: NodeShare,
+        /// The part of the node that is left for cells.
+        free: NodeShare,
+    },
     /// An instance of this owner was launched by another daemon.
     #[error(
         "instance {0} of this owner was launched by a daemon with another certificate authority; \
@@ -140,6 +163,26 @@ pub enum CellError {
     /// The system returned no random bytes.
     #[error(transparent)]
     Randomness(#[from] NoRandomness),
+}
+
+impl CellError {
+    /// Returns the error of a pod for which providers have no cells; `None` without a cause. That
+    /// of a single provider stays as it is.
+    pub fn of_providers(causes: Vec<(ProviderKey, Self)>) -> Option<Self> {
+        let texts = causes.iter().map(|(key, cause)| (*key, error_chain(cause))).collect();
+        let is_alone = causes.len() == 1;
+        // Whatever fits no instance type of one provider may have one of another later.
+        let last = causes
+            .iter()
+            .position(|(_, cause)| !matches!(cause, Self::NoFit(_) | Self::Refused(_)));
+        let last = causes.into_iter().nth(last.unwrap_or_default())?.1;
+        Some(if is_alone { last } else { Self::NoProvider { causes: texts, last: Box::new(last) } })
+    }
+}
+
+fn by_provider(causes: &[(ProviderKey, String)]) -> String {
+    let causes = causes.iter().map(|(provider, cause)| format!("{provider}: {cause}"));
+    causes.collect::<Vec<_>>().join("; ")
 }
 
 fn numbered(causes: &[String]) -> String {

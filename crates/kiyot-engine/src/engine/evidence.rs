@@ -12,10 +12,11 @@ use std::{
 
 use crate::{
     engine::{
-        Cell, CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, NO_INSTANCE, Notice, Now, State,
+        Cell, CellError, CellEvent, Effect, Engine, INSTANCE_ENDED, NO_INSTANCE, Notice, Now,
+        ProviderKey, State,
     },
     id::CellId,
-    provider::{ErrorClass, Instance, InstanceId, InstanceState, ProviderError},
+    provider::{Capabilities, ErrorClass, Instance, InstanceId, InstanceState, ProviderError},
 };
 
 /// The instances from which on a common absence may be an outage.
@@ -61,12 +62,7 @@ impl Evidence {
         !self.has_listed || self.pods_of_strays.contains(pod_uid)
     }
 
-    pub(super) fn strays_ended(
-        &mut self,
-        accepted: Vec<InstanceId>,
-        failed: &[InstanceId],
-        again: Duration,
-    ) {
+    fn strays_ended(&mut self, accepted: Vec<InstanceId>, failed: &[InstanceId], again: Duration) {
         self.ending.extend(accepted.into_iter().map(|instance| (instance, Some(again))));
         for instance in failed {
             self.ending.remove(instance);
@@ -88,26 +84,67 @@ impl Evidence {
 }
 
 impl Engine {
-    pub(super) fn on_listed(&mut self, began: Duration, instances: Vec<Instance>, now: Now) {
+    /// Returns an instance of another daemon, if each provider shows one of the same owner.
+    pub(super) fn all_foreign(&self) -> Option<&InstanceId> {
+        let mut foreign = self.providers.iter().map(|provider| provider.evidence.foreign());
+        let first = foreign.next()??;
+        foreign.all(|other| other.is_some()).then_some(first)
+    }
+
+    pub(super) fn on_listed(
+        &mut self,
+        key: ProviderKey,
+        began: Duration,
+        instances: Vec<Instance>,
+        now: Now,
+    ) {
         let listed: BTreeMap<&InstanceId, &Instance> =
             instances.iter().map(|instance| (&instance.id, instance)).collect();
-        self.found(&listed.keys().copied().collect(), now);
-        self.resolve_open_launches(began, &instances, now);
-        self.compare_cells(began, &listed, now);
-        self.find_strays(began, &instances);
-        self.evidence.has_listed = true;
+        self.found(key, &listed.keys().copied().collect(), now);
+        self.resolve_open_launches(key, began, &instances, now);
+        self.compare_cells(key, began, &listed, now);
+        self.find_strays(key, began, &instances);
+        if let Some(provider) = self.providers.get_mut(key) {
+            provider.evidence.has_listed = true;
+        }
         self.wake_waiting_orders(now);
     }
 
+    pub(super) fn on_strays_ended(
+        &mut self,
+        key: ProviderKey,
+        accepted: Vec<InstanceId>,
+        failed: &[InstanceId],
+        now: Now,
+    ) {
+        let Some(provider) = self.providers.get_mut(key) else { return };
+        let period = provider.capabilities.listing_period;
+        let again = now.boot + period.saturating_mul(STRAY_PERIODS);
+        provider.evidence.strays_ended(accepted, failed, again);
+    }
+
+    /// Returns whether a provider is the one that finds the instance of a cell.
+    fn is_of(&self, key: ProviderKey, cell: &Cell) -> bool {
+        self.providers.of(cell).is_some_and(|provider| provider.key() == key)
+    }
+
     /// Finds the instances of launches without an answer.
-    fn resolve_open_launches(&mut self, began: Duration, instances: &[Instance], now: Now) {
-        let age = self.capabilities.not_found_believed_after;
+    fn resolve_open_launches(
+        &mut self,
+        key: ProviderKey,
+        began: Duration,
+        instances: &[Instance],
+        now: Now,
+    ) {
+        let Some(provider) = self.providers.get(key) else { return };
+        let age = provider.capabilities.not_found_believed_after;
         // A request may arrive late, and a list may be partial.
         let enough = if age.is_zero() { 1 } else { MIN_ABSENT_LISTINGS };
         let open: Vec<(CellId, Option<&Instance>, bool)> = self
             .cells
             .values()
             .filter(|cell| cell.state.has_open_launch())
+            .filter(|cell| self.is_of(key, cell) || self.is_elsewhere(cell))
             .map(|cell| {
                 let found = instances.iter().find(|instance| is_of_launch(instance, cell));
                 let is_searching = cell.state.is_searching();
@@ -115,7 +152,9 @@ impl Engine {
             })
             .collect();
         let open_ids: BTreeSet<&CellId> = open.iter().map(|(id, ..)| id).collect();
-        self.evidence.not_listed.retain(|cell, _| open_ids.contains(cell));
+        if let Some(provider) = self.providers.get_mut(key) {
+            provider.evidence.not_listed.retain(|cell, _| open_ids.contains(cell));
+        }
         for (id, found, is_searching) in open {
             match found {
                 // A launch with a pending call is answered by the call.
@@ -123,13 +162,14 @@ impl Engine {
                 Some(instance) => self.on_instance(&id, instance, now),
                 None if self.is_out_of_sight(&id) => {}
                 None => {
-                    let (first, absences) =
-                        self.evidence.not_listed.entry(id.clone()).or_insert((began, 0));
+                    let Some(provider) = self.providers.get_mut(key) else { return };
+                    let not_listed = &mut provider.evidence.not_listed;
+                    let (first, absences) = not_listed.entry(id.clone()).or_insert((began, 0));
                     if began > *first && began.saturating_sub(*first) >= age {
                         *absences += 1;
                     }
                     if *absences >= enough {
-                        self.evidence.not_listed.remove(&id);
+                        not_listed.remove(&id);
                         self.apply(&id, CellEvent::NothingLaunched(NO_INSTANCE.into()), now);
                     }
                 }
@@ -140,22 +180,22 @@ impl Engine {
     /// Ends cells whose instance has ended, and asks for those that are not listed.
     fn compare_cells(
         &mut self,
+        key: ProviderKey,
         began: Duration,
         listed: &BTreeMap<&InstanceId, &Instance>,
         now: Now,
     ) {
+        let Some(provider) = self.providers.get(key) else { return };
+        let capabilities = provider.capabilities;
         let (mut ended, mut proofs) = (Vec::new(), Vec::new());
         let (mut absent, mut expected) = (Vec::new(), 0);
         // On the node, the end of an instance leaves parts that only its termination removes.
-        let is_remote = !self.capabilities.awaits_ends();
-        for cell in self.cells.values() {
+        let is_remote = !capabilities.awaits_ends();
+        for cell in self.cells.values().filter(|cell| self.is_of(key, cell)) {
             // An instance that became known during the listing may be absent from it.
             let is_known = cell.instance_known.is_some_and(|known| known <= began);
             let is_confirming = cell.state.is_confirming();
             let Some(instance) = cell.state.instance() else { continue };
-            if self.is_elsewhere(cell) {
-                continue;
-            }
             let listed = listed.get(instance).copied();
             let state = listed.map(|listed| listed.state);
             if is_remote
@@ -186,7 +226,7 @@ impl Engine {
         for (id, instance) in ended {
             self.instance_ended(&id, Some(instance), now);
         }
-        if self.is_outage(absent.len(), expected) {
+        if is_outage(&capabilities, absent.len(), expected) {
             let owner = &self.config.owner;
             let (cluster, node) = (owner.cluster.clone(), owner.node.clone());
             let notice = Notice::Outage { absent: absent.len(), expected, cluster, node };
@@ -203,8 +243,8 @@ impl Engine {
         outcome: Result<Instance, ProviderError>,
         now: Now,
     ) {
-        if let Ok(instance) = &outcome {
-            self.found(&BTreeSet::from([&instance.id]), now);
+        if let (Ok(instance), Some(key)) = (&outcome, self.provider_of(id)) {
+            self.found(key, &BTreeSet::from([&instance.id]), now);
         }
         let Some(cell) = self.cells.get(id) else { return };
         let (is_confirming, is_expected) =
@@ -219,7 +259,10 @@ impl Engine {
                 self.instance_ended(id, Some(&instance), now);
             }
             Ok(_) => {
-                self.evidence.not_found.remove(id);
+                let provider = self.cells.get(id).and_then(|cell| self.providers.of_mut(cell));
+                if let Some(provider) = provider {
+                    provider.evidence.not_found.remove(id);
+                }
             }
             Err(error) if error.class == ErrorClass::NotFound => {
                 let believed = self.believes_not_found(id, now);
@@ -238,34 +281,31 @@ impl Engine {
 
     /// Returns true if "not found" proves that the instance of a cell has ended.
     pub(super) fn believes_not_found(&mut self, id: &CellId, now: Now) -> bool {
-        let age = self.capabilities.not_found_believed_after;
-        let cell = self.cells.get(id).filter(|cell| !self.is_elsewhere(cell));
-        let Some(known) = cell.and_then(|cell| cell.instance_known) else { return false };
-        self.evidence.not_found.insert(id.clone(), now.boot);
-        let window = self.capabilities.listing_period.saturating_mul(2);
-        let cells = &self.cells;
-        self.evidence
-            .not_found
-            .retain(|cell, at| cells.contains_key(cell) && now.boot.saturating_sub(*at) <= window);
-        let is_expected =
-            |cell: &&Cell| cell.state.instance().is_some() && !self.is_elsewhere(cell);
+        let Some(cell) = self.cells.get(id) else { return false };
+        let Some(provider) = self.providers.of(cell) else { return false };
+        let (key, capabilities) = (provider.key(), provider.capabilities);
+        let Some(known) = cell.instance_known else { return false };
+        let is_expected = |cell: &&Cell| cell.state.instance().is_some() && self.is_of(key, cell);
         let expected = self.cells.values().filter(is_expected).count();
-        now.boot.saturating_sub(known) >= age
-            && !self.is_outage(self.evidence.not_found.len(), expected)
+        let window = capabilities.listing_period.saturating_mul(2);
+        let Some(provider) = self.providers.get_mut(key) else { return false };
+        let not_found = &mut provider.evidence.not_found;
+        not_found.insert(id.clone(), now.boot);
+        let cells = &self.cells;
+        not_found
+            .retain(|cell, at| cells.contains_key(cell) && now.boot.saturating_sub(*at) <= window);
+        now.boot.saturating_sub(known) >= capabilities.not_found_believed_after
+            && !is_outage(&capabilities, not_found.len(), expected)
     }
 
     /// Returns true while the agent of a cell is connected whose instance was not found: the
     /// instance is there, and the provider was asked at another place. A provider whose word counts
     /// at once is on the node.
     fn contradicts(&self, id: &CellId) -> bool {
-        !self.capabilities.not_found_believed_after.is_zero() && self.health.is_connected(id)
-    }
-
-    /// A provider whose word counts at once has no outages of this kind.
-    fn is_outage(&self, absent: usize, expected: usize) -> bool {
-        !self.capabilities.not_found_believed_after.is_zero()
-            && absent >= MIN_OUTAGE
-            && absent.saturating_mul(2) > expected
+        let provider = self.cells.get(id).and_then(|cell| self.providers.of(cell));
+        let capabilities = provider.map(|provider| provider.capabilities);
+        capabilities.is_some_and(|it| !it.not_found_believed_after.is_zero())
+            && self.health.is_connected(id)
     }
 
     /// Ends a cell whose instance has ended. `instance` is what the provider says of it, if the
@@ -286,7 +326,7 @@ impl Engine {
                 let offering = launched.unwrap_or(&instance.offering).clone();
                 let doing = format!("launch {offering}: {ended}");
                 let error = ProviderError::no_capacity(doing, vec![offering]);
-                self.avoid_refused(&error, now);
+                self.avoid_refused(id, &error, now);
                 CellError::Provider(error)
             }
             _ => CellError::Ended(id.clone(), ended.clone()),
@@ -300,17 +340,21 @@ impl Engine {
     }
 
     /// Ends instances that belong to no cell.
-    fn find_strays(&mut self, began: Duration, instances: &[Instance]) {
-        let apart = self.capabilities.listing_period / 2;
+    fn find_strays(&mut self, key: ProviderKey, began: Duration, instances: &[Instance]) {
+        let Some(provider) = self.providers.get(key) else { return };
+        let apart = provider.capabilities.listing_period / 2;
+        let is_stray = |instance: &&Instance| {
+            instance.state != InstanceState::Terminated && !self.is_of_a_cell(instance)
+        };
+        let of_no_cell: Vec<&Instance> = instances.iter().filter(is_stray).collect();
+        let (own, takes_over) = (&self.config.owner.fingerprint, self.config.take_over);
+        let Some(provider) = self.providers.get_mut(key) else { return };
+        let evidence = &mut provider.evidence;
         let (mut strays, mut foreign) = (Vec::new(), None);
         let (mut seen, mut pods) = (BTreeSet::new(), BTreeSet::new());
-        for instance in instances {
-            if instance.state == InstanceState::Terminated || self.is_of_a_cell(instance) {
-                continue;
-            }
-            let is_foreign = !instance.fingerprint.is_empty()
-                && instance.fingerprint != self.config.owner.fingerprint;
-            if is_foreign && !self.config.take_over {
+        for instance in of_no_cell {
+            let is_foreign = !instance.fingerprint.is_empty() && instance.fingerprint != *own;
+            if is_foreign && !takes_over {
                 foreign = foreign.or_else(|| Some(instance.id.clone()));
                 continue;
             }
@@ -318,28 +362,28 @@ impl Engine {
             if !instance.pod_uid.is_empty() {
                 pods.insert(instance.pod_uid.clone());
             }
-            let first = *self.evidence.sightings.entry(instance.id.clone()).or_insert(began);
+            let first = *evidence.sightings.entry(instance.id.clone()).or_insert(began);
             if began > first
                 && began.saturating_sub(first) >= apart
-                && self.evidence.begin_end(&instance.id, began)
+                && evidence.begin_end(&instance.id, began)
             {
                 strays.push(instance.id.clone());
             }
         }
-        self.evidence.pods_of_strays = pods;
-        self.evidence.sightings.retain(|instance, _| seen.contains(instance));
+        evidence.pods_of_strays = pods;
+        evidence.sightings.retain(|instance, _| seen.contains(instance));
         let is_kept = |instance: &InstanceId, again: &mut Option<Duration>| {
             again.is_none() || seen.contains(instance)
         };
-        self.evidence.ending.retain(is_kept);
-        if foreign != self.evidence.foreign {
+        evidence.ending.retain(is_kept);
+        if foreign != evidence.foreign {
             if let Some(instance) = &foreign {
                 self.effects.push((None, Effect::Log(Notice::Foreign(instance.clone()))));
             }
-            self.evidence.foreign = foreign;
+            evidence.foreign = foreign;
         }
         if !strays.is_empty() {
-            self.effects.push((None, Effect::EndStrays(strays)));
+            self.effects.push((None, Effect::EndStrays(key, strays)));
         }
     }
 
@@ -362,4 +406,12 @@ fn is_of_launch(instance: &Instance, cell: &Cell) -> bool {
     instance.cell == cell.id
         && instance.state != InstanceState::Terminated
         && (instance.token.is_empty() || token.is_none_or(|token| token == instance.token))
+}
+
+/// Returns whether instances are absent for an outage of the provider. A provider whose word counts
+/// at once has no outages of this kind.
+fn is_outage(capabilities: &Capabilities, absent: usize, expected: usize) -> bool {
+    !capabilities.not_found_believed_after.is_zero()
+        && absent >= MIN_OUTAGE
+        && absent.saturating_mul(2) > expected
 }

@@ -11,7 +11,10 @@ use kiyot_proto::text::counted;
 use kiyot_values::price::Price;
 
 use crate::{
-    engine::{CellError, Cells, Engine, Now, State, cell::Cell, order::OrderState},
+    engine::{
+        CellError, Cells, Engine, Now, ProviderKey, State, cell::Cell, order::OrderState,
+        providers::Provider,
+    },
     id::{CellId, SandboxId},
     placement::Candidate,
 };
@@ -29,7 +32,8 @@ const MAX_PLACES: usize = 1000;
 pub struct Limits {
     /// Bounds the number of cells, terminating cells included.
     pub max_cells: usize,
-    /// Bounds the cells that boot at the same time.
+    /// Bounds the cells of each provider that boot at the same time; `None` for the provider's own
+    /// bound.
     pub boots: Option<usize>,
     /// Bounds the price of all cells.
     pub price: Option<Price>,
@@ -39,10 +43,10 @@ pub struct Limits {
 
 impl Limits {
     /// Returns the limits of a configured backend.
-    pub fn of(config: &MilpaBackend, default_boots: Option<usize>) -> Self {
+    pub fn of(config: &MilpaBackend) -> Self {
         Self {
             max_cells: config.max_cells,
-            boots: config.limits.boots.or(default_boots),
+            boots: config.limits.boots,
             price: config.limits.price_per_hour,
             namespace_price: config.limits.namespace_price_per_hour,
         }
@@ -147,23 +151,14 @@ fn limited_price<'a>(cells: impl Iterator<Item = &'a Cell>) -> Price {
     cells.fold(Price::FREE, |sum, cell| sum + cell.limited_price())
 }
 
-fn booting(cells: &Cells) -> impl Iterator<Item = &Cell> {
-    cells.values().filter(|cell| cell.boots())
-}
-
 impl Limits {
-    /// Returns true if a further cell may boot.
-    pub(super) fn may_boot(&self, cells: &Cells) -> bool {
-        self.boots.is_none_or(|most| booting(cells).count() < most)
-    }
-
     /// Returns the candidates whose price the limits allow, for a pod of a namespace or for a pool.
-    pub(super) fn affordable(
+    pub(super) fn affordable<T: AsRef<Candidate> + Clone>(
         &self,
         cells: &Cells,
         namespace: Option<&str>,
-        candidates: &[Candidate],
-    ) -> Result<Vec<Candidate>, OverBudget> {
+        candidates: &[T],
+    ) -> Result<Vec<T>, OverBudget> {
         self.affordable_among(cells.values(), namespace, candidates)
     }
 
@@ -173,18 +168,18 @@ impl Limits {
         &self,
         cells: &Cells,
         namespace: Option<&str>,
-        candidates: &[Candidate],
+        candidates: &[impl AsRef<Candidate> + Clone],
     ) -> bool {
         let of_pods = cells.values().filter(|cell| cell.pool.is_none() || cell.pod.is_some());
         self.affordable_among(of_pods, namespace, candidates).is_ok()
     }
 
-    fn affordable_among<'a>(
+    fn affordable_among<'a, T: AsRef<Candidate> + Clone>(
         &self,
         held: impl Iterator<Item = &'a Cell> + Clone,
         namespace: Option<&str>,
-        candidates: &[Candidate],
-    ) -> Result<Vec<Candidate>, OverBudget> {
+        candidates: &[T],
+    ) -> Result<Vec<T>, OverBudget> {
         let of_namespace =
             namespace.map(|name| (Budget::Namespace(name.to_owned()), self.namespace_price));
         let budgets = [(Budget::Node, self.price)].into_iter().chain(of_namespace);
@@ -199,10 +194,10 @@ impl Limits {
                 held.clone().filter(is_counted)
             };
             let held = limited_price(cells());
-            let cheapest = affordable.iter().map(|candidate| candidate.price).min();
+            let cheapest = affordable.iter().map(|it| it.as_ref().price).min();
             // What costs nothing is within every limit.
             let fits = |price: Price| price == Price::FREE || held + price <= limit;
-            affordable.retain(|candidate| fits(candidate.price));
+            affordable.retain(|candidate| fits(candidate.as_ref().price));
             if let Some(cheapest) = cheapest.filter(|_| affordable.is_empty()) {
                 let mut holders: Vec<(CellId, Price)> =
                     cells().map(|cell| (cell.id.clone(), cell.limited_price())).collect();
@@ -257,9 +252,10 @@ impl Engine {
     /// Returns the error of an order that waits for a boot, and keeps the place of its pod.
     pub(super) fn queue_timeout(&mut self, sandbox: &SandboxId, now: Now) -> Option<CellError> {
         let order = self.orders.get(sandbox)?;
-        let boots = self.config.limits.boots?;
-        let is_queued =
-            order.state == OrderState::Waiting && !self.config.limits.may_boot(&self.cells);
+        let ranked = self.launchable(&order.offers, now).ok()?;
+        let provider = ranked.first()?.provider;
+        let boots = self.most_boots(provider)?;
+        let is_queued = order.state == OrderState::Waiting && !self.may_boot(provider);
         if !is_queued || self.blocking_cell(&order.wanted.key.pod_uid).is_some() {
             return None;
         }
@@ -268,22 +264,39 @@ impl Engine {
         let orders = waiting.count();
         self.places.keep(&pod, since, now.boot);
         let seconds = now.boot.saturating_sub(since).as_secs();
-        let booting = booting(&self.cells).take(MAX_NAMED_HOLDERS);
+        let booting = self.booting(provider).take(MAX_NAMED_HOLDERS);
         let holders = booting.map(|cell| cell.id.clone()).collect();
         Some(CellError::Queued { boots, seconds, orders, holders })
+    }
+
+    /// Returns the bound of a provider's cells that boot at the same time.
+    pub(super) fn most_boots(&self, key: ProviderKey) -> Option<usize> {
+        self.config.limits.boots.or(self.providers.get(key)?.boots)
+    }
+
+    /// Returns whether a further cell of a provider may boot.
+    pub(super) fn may_boot(&self, key: ProviderKey) -> bool {
+        self.most_boots(key).is_none_or(|most| self.booting(key).count() < most)
+    }
+
+    fn booting(&self, key: ProviderKey) -> impl Iterator<Item = &Cell> {
+        let is_own =
+            move |cell: &Cell| self.providers.callee(cell).is_some_and(|it| it.key() == key);
+        self.cells.values().filter(move |cell| cell.boots() && is_own(cell))
     }
 
     /// Places waiting orders while cells may boot, in turn by namespace.
     pub(super) fn wake_waiting_orders(&mut self, now: Now) {
         let mut waiting = self.waiting_orders(|_| true);
-        if self.config.limits.boots.is_none() {
+        let keys: Vec<ProviderKey> = self.providers.iter().map(Provider::key).collect();
+        if keys.iter().all(|key| self.most_boots(key).is_none()) {
             waiting.sort_by_key(|sandbox| self.orders.get(sandbox).map(|order| order.queued_since));
             waiting.iter().for_each(|sandbox| self.place(sandbox, now));
             return;
         }
-        while self.config.limits.may_boot(&self.cells) && !waiting.is_empty() {
+        while !waiting.is_empty() && keys.iter().any(|key| self.may_boot(key)) {
             let mut boots: BTreeMap<&str, usize> = BTreeMap::new();
-            for cell in booting(&self.cells) {
+            for cell in self.cells.values().filter(|cell| cell.boots()) {
                 *boots.entry(cell.namespace()).or_default() += 1;
             }
             let turn = |sandbox: &SandboxId| {

@@ -67,6 +67,11 @@ const STATES: [&str; 8] =
     ["requested", "launching", "booting", "idle", "binding", "bound", "stopping", "terminating"];
 
 impl Engine {
+    /// Returns the least bound of boots of all providers.
+    fn least_boots(&self) -> Option<usize> {
+        self.providers.iter().filter_map(|provider| self.most_boots(provider.key())).min()
+    }
+
     /// Returns the numbers of all cells and orders, by one walk over the cells.
     pub fn metrics(&self, now: Now) -> Metrics {
         let mut cells: BTreeMap<_, _> = STATES.into_iter().map(|state| (state, 0)).collect();
@@ -95,7 +100,7 @@ impl Engine {
         let waiting = self.orders.values().filter(|order| order.state == OrderState::Waiting);
         Metrics {
             cells,
-            limits: self.config.limits,
+            limits: Limits { boots: self.least_boots(), ..self.config.limits },
             boots,
             orders_waiting: waiting.count(),
             is_cordoned: self.is_cordoned,

@@ -17,14 +17,15 @@ use kiyot_values::error_chain::error_chain;
 use crate::{
     engine::{
         Boot, BootKind, CellError, CellEvent, CommitOf, Effect, Engine, LaunchCall, Notice, Now,
-        SILENT, State,
+        Offers, ProviderKey, SILENT, State,
         cell::{Cell, CellLaunch, CellOrder, Pod, Token, earlier::EarlierLaunches, timeline},
         launch::{Launch, parameters_digest},
+        providers::Provider,
         sha256,
         timers::Timer,
     },
     id::{CellId, SandboxId},
-    placement::{Candidate, Choice, LaunchRefusal},
+    placement::{Candidate, Choice, LaunchRefusal, Ranked},
     provider::{Attached, ErrorClass, LaunchSpec, PodNetwork, ProviderError},
     wanted::{OrderKey, Wanted},
 };
@@ -48,13 +49,8 @@ pub struct OrderSpec {
     pub wanted: Arc<Wanted>,
     /// The id of the sandbox, unless the order joins another.
     pub sandbox: SandboxId,
-    /// The offerings that suit the pod, the preferred first, or why there are none.
-    pub candidates: Result<Vec<Candidate>, CellError>,
-    /// The provider's own parameters of a launch.
-    pub parameters: BTreeMap<String, String>,
-    /// The choice among the instances that run already; `None` for none of them. A call that joins
-    /// an order keeps the order's choice and parameters if it has none.
-    pub choice: Option<Choice>,
+    /// The offers of the providers for the pod, in the configured order.
+    pub offers: Vec<Offers>,
     /// The time that the caller has; bounded by `launch_timeout`.
     pub timeout: Option<Duration>,
     /// True while a call waits for the cell.
@@ -77,12 +73,8 @@ pub(super) struct Order {
     /// True once a call of this daemon has ordered the cell. Until a call joins an order of a
     /// previous daemon, it wants no more than what the records have.
     pub(super) is_wanted: bool,
-    pub(super) candidates: Vec<Candidate>,
-    /// The provider's own parameters of its launches.
-    pub(super) parameters: BTreeMap<String, String>,
-    /// The reason for which a call had no candidates.
-    pub(super) no_candidates: Option<CellError>,
-    pub(super) choice: Option<Choice>,
+    /// The offers of the providers for its pod, without what they refused.
+    pub(super) offers: Vec<Offers>,
     pub(super) state: OrderState,
     /// The number of cells that were launched for it.
     pub(super) launches: u32,
@@ -106,14 +98,17 @@ pub(super) struct Order {
 /// A failed launch of an order.
 struct FailedLaunch {
     cell: CellId,
+    /// The provider, unless it is in another place.
+    provider: Option<ProviderKey>,
     error: CellError,
     was_for_spot: bool,
     is_ended_by_caller: bool,
 }
 
 impl FailedLaunch {
-    fn of(cell: &mut Cell, order: Option<&Order>) -> Self {
+    fn of(cell: &mut Cell, order: Option<&Order>, provider: Option<ProviderKey>) -> Self {
         Self {
+            provider,
             error: failure_of(cell, order),
             cell: cell.id.clone(),
             was_for_spot: cell.was_for_spot(),
@@ -183,10 +178,7 @@ impl Engine {
                 let order = Order {
                     wanted: spec.wanted,
                     is_wanted: true,
-                    no_candidates: spec.candidates.as_ref().err().cloned(),
-                    candidates: spec.candidates.unwrap_or_default(),
-                    parameters: spec.parameters,
-                    choice: spec.choice,
+                    offers: spec.offers,
                     state: OrderState::Waiting,
                     launches: 0,
                     causes: Vec::new(),
@@ -253,14 +245,7 @@ impl Engine {
     fn join(&mut self, sandbox: &SandboxId, spec: OrderSpec, deadline: Duration, now: Now) {
         let Some(order) = self.orders.get_mut(sandbox) else { return };
         (order.wanted, order.is_wanted) = (spec.wanted, true);
-        if spec.choice.is_some() {
-            order.parameters = spec.parameters;
-            order.choice = spec.choice;
-        }
-        match spec.candidates {
-            Ok(candidates) => order.candidates = candidates,
-            Err(error) => order.no_candidates = Some(error),
-        }
+        order.renew_offers(spec.offers);
         order.deadline = deadline;
         order.is_claimed = spec.is_claimed;
         self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
@@ -314,12 +299,14 @@ impl Engine {
             return;
         }
         // The cells of other providers can't run a pod without their records: no agent enrols.
-        if self.capabilities.awaits_ends()
-            && self.evidence.may_run_in_stray(&order.wanted.key.pod_uid)
-        {
+        let may_run_in_stray = self.providers.iter().any(|provider| {
+            provider.capabilities.awaits_ends()
+                && provider.evidence.may_run_in_stray(&order.wanted.key.pod_uid)
+        });
+        if may_run_in_stray {
             return;
         }
-        if let Some(instance) = self.evidence.foreign() {
+        if let Some(instance) = self.all_foreign() {
             let error = CellError::Foreign(instance.clone());
             return self.answer_order(None, sandbox, Err(error));
         }
@@ -327,14 +314,12 @@ impl Engine {
             return;
         }
         let Some(order) = self.orders.get(sandbox) else { return };
-        if let Some(error) = order.no_candidates.clone().filter(|_| order.candidates.is_empty()) {
-            return self.answer_order(None, sandbox, Err(error));
-        }
-        let kind = order.boot_kind(&self.capabilities);
-        let candidates = match self.bootable(&order.candidates, &kind, now) {
-            Ok(candidates) => candidates,
+        let ranked = match self.launchable(&order.offers, now) {
+            Ok(ranked) => self.of_resolved(&order.wanted.key.pod_uid, ranked),
             Err(error) => return self.answer_order(None, sandbox, Err(error)),
         };
+        let ranked = self.of_market(&ranked, order.spot_since, now);
+        let Some(preferred) = ranked.first().map(|ranked| ranked.provider) else { return };
         if self.cells.len() >= self.config.limits.max_cells {
             if self.give_way(now) {
                 return;
@@ -342,60 +327,85 @@ impl Engine {
             let full = self.config.limits.full(&self.cells);
             return self.answer_order(None, sandbox, Err(full));
         }
-        if let Some(error) = self.denials.of_all(now).map(|denial| denial.error(now)) {
-            return self.answer_order(None, sandbox, Err(error));
-        }
-        if !self.config.limits.may_boot(&self.cells) {
+        if !self.may_boot(preferred) {
             return;
         }
-        let candidates = self.of_market(&candidates, order.spot_since, now);
         let namespace = Some(order.wanted.key.namespace.as_str());
         let (limits, cells) = (self.config.limits, &self.cells);
-        let affordable = limits.affordable(cells, namespace, &candidates);
+        let affordable = limits.affordable(cells, namespace, &ranked);
         if affordable.is_err()
-            && limits.affords_without_pools(cells, namespace, &candidates)
+            && limits.affords_without_pools(cells, namespace, &ranked)
             && self.give_way(now)
         {
             return;
         }
         let launched = affordable
             .map_err(CellError::OverBudget)
-            .and_then(|candidates| self.launch(sandbox, candidates, kind, now));
+            .and_then(|ranked| self.launch(sandbox, ranked, now));
         if let Err(error) = launched {
             self.answer_order(None, sandbox, Err(error));
         }
     }
 
+    /// Returns a cell of a pod whose launch has no answer yet.
+    fn unresolved(&self, pod_uid: &str) -> Option<&Cell> {
+        let mut cells = self.cells.values();
+        cells.find(|cell| is_of_pod(cell, pod_uid) && cell.state.has_open_launch())
+    }
+
+    /// Returns the offerings that may be launched for a pod: beside an unresolved launch only those
+    /// of its provider. Another is tried only once the absence of an instance is proven.
+    fn of_resolved(&self, pod_uid: &str, mut ranked: Vec<Ranked>) -> Vec<Ranked> {
+        let unresolved = self.unresolved(pod_uid);
+        if let Some(provider) = unresolved.and_then(|cell| self.providers.callee(cell)) {
+            ranked.retain(|ranked| ranked.provider == provider.key());
+        }
+        ranked
+    }
+
     fn launch(
         &mut self,
         sandbox: &SandboxId,
-        candidates: Vec<Candidate>,
-        kind: BootKind,
+        mut ranked: Vec<Ranked>,
         now: Now,
     ) -> Result<(), CellError> {
         let Some(order) = self.orders.get(sandbox) else { return Ok(()) };
-        if let Some(denial) = self.denials.of_kind(&order.parameters, &candidates, now) {
-            return Err(denial.error(now));
+        let mut denied = Vec::new();
+        while let Some((provider, candidates)) = Ranked::first_run(&ranked) {
+            let Some(offers) = order.offers_of(provider) else { break };
+            let denials = self.providers.get(provider).map(|provider| &provider.denials);
+            let denial = denials.and_then(|it| it.of_kind(&offers.parameters, &candidates, now));
+            if let Some(denial) = denial {
+                denied.push((provider, denial.error(now)));
+                ranked.retain(|ranked| ranked.provider != provider);
+                continue;
+            }
+            let (wanted, parameters) = (Arc::clone(&order.wanted), offers.parameters.clone());
+            let share = offers.choice.as_ref().and_then(Choice::share).unwrap_or_default();
+            let kind = self.boot_kind(offers);
+            let (cell, request) =
+                self.new_cell(provider, candidates, parameters, kind, &wanted, now)?;
+            self.count_miss(sandbox);
+            let Some(order) = self.orders.get_mut(sandbox) else { return Ok(()) };
+            order.launches += 1;
+            order.state = OrderState::Placed(cell.id.clone());
+            let cell = Cell {
+                order: CellOrder::Waiting(sandbox.clone()),
+                pod: Some(Pod::of_order(sandbox, order)),
+                earlier: EarlierLaunches::new(&order.causes, order.spot_failed),
+                share,
+                ..cell
+            };
+            self.begin(cell, request, now);
+            return Ok(());
         }
-        let (wanted, parameters) = (Arc::clone(&order.wanted), order.parameters.clone());
-        let (cell, request) = self.new_cell(candidates, parameters, kind, &wanted, now)?;
-        self.count_miss(sandbox);
-        let Some(order) = self.orders.get_mut(sandbox) else { return Ok(()) };
-        order.launches += 1;
-        order.state = OrderState::Placed(cell.id.clone());
-        let cell = Cell {
-            order: CellOrder::Waiting(sandbox.clone()),
-            pod: Some(Pod::of_order(sandbox, order)),
-            earlier: EarlierLaunches::new(&order.causes, order.spot_failed),
-            ..cell
-        };
-        self.begin(cell, request, now);
-        Ok(())
+        CellError::of_providers(denied).map_or(Ok(()), Err)
     }
 
     /// Returns a cell that is not launched yet, and the request of its launch.
     pub(super) fn new_cell(
         &mut self,
+        key: ProviderKey,
         candidates: Vec<Candidate>,
         parameters: BTreeMap<String, String>,
         kind: BootKind,
@@ -404,8 +414,13 @@ impl Engine {
     ) -> Result<(Cell, Arc<Launch>), CellError> {
         let id = self.cell_id()?;
         let (token, enrolment) = (self.token()?, self.token()?);
-        let bootstrap = self.seams.bootstrap(&id, &enrolment).ok_or(CellError::Starting)?;
-        let tags = self.tags_for(&id, wanted);
+        let provider = self.providers.get(key);
+        let is_remote = provider.is_some_and(|provider| provider.capabilities.remote);
+        let bootstrap = self.seams.bootstrap(&id, &enrolment, is_remote);
+        let bootstrap = bootstrap.ok_or(CellError::Starting)?;
+        let has_tags = provider.is_some_and(|provider| provider.capabilities.has_tags);
+        let place = provider.and_then(|provider| provider.place.clone());
+        let tags = self.tags_for(&id, wanted, has_tags);
         let parameters_sha256 = parameters_digest(&parameters);
         let spec = LaunchSpec { cell: id.clone(), candidates, tags, bootstrap, parameters };
         let request = Arc::new(Launch { token, spec });
@@ -417,7 +432,8 @@ impl Engine {
         };
         let cell = Cell {
             launch,
-            place: self.config.place.clone(),
+            provider: Some(key.into()),
+            place,
             boot_id: self.config.boot_id.clone(),
             created_unix_nanos: timeline::nanos(now.unix),
             requested: Some(now.boot),
@@ -489,7 +505,8 @@ impl Engine {
 
     /// Places the order of an ended cell again, or answers it.
     pub(super) fn on_cell_of_order_ended(&mut self, sandbox: &SandboxId, mut cell: Cell, now: Now) {
-        let failed = FailedLaunch::of(&mut cell, self.orders.get(sandbox));
+        let provider = self.providers.of(&cell).map(Provider::key);
+        let failed = FailedLaunch::of(&mut cell, self.orders.get(sandbox), provider);
         self.on_launch_failed(sandbox, failed, now);
     }
 
@@ -501,26 +518,37 @@ impl Engine {
         }
         let Some(cell) = self.cells.get_mut(id) else { return };
         let Some(sandbox) = cell.order.part() else { return };
+        let provider = self.providers.of(cell).map(Provider::key);
         // The next cell's commits write that record.
         cell.order = CellOrder::None;
-        let failed = FailedLaunch::of(cell, self.orders.get(&sandbox));
+        let failed = FailedLaunch::of(cell, self.orders.get(&sandbox), provider);
         self.on_launch_failed(&sandbox, failed, now);
     }
 
     fn on_launch_failed(&mut self, sandbox: &SandboxId, failed: FailedLaunch, now: Now) {
-        let FailedLaunch { cell, error, was_for_spot, is_ended_by_caller } = failed;
+        let FailedLaunch { cell, provider, error, was_for_spot, is_ended_by_caller } = failed;
+        let launcher = provider.and_then(|key| self.providers.get(key));
+        let max_launches = launcher.map_or(0, |provider| provider.max_launches);
         let Some(order) = self.orders.get_mut(sandbox) else { return };
         if order.state.cell() != Some(&cell) {
             return;
         }
         order.causes.push(cause_of(&error));
         order.spot_failed |= was_for_spot;
-        let before = order.candidates.len();
-        if let CellError::Provider(ProviderError { refusal: Some(refusal), .. }) = &error {
-            order.candidates.retain(|candidate| !refusal.refuses(&candidate.offering));
+        let mut offers = order.offers.iter_mut().filter(|it| Some(it.provider) == provider);
+        let mut own = offers.next().and_then(|offers| offers.candidates.as_mut().ok());
+        let before = own.as_ref().map_or(0, |own| own.len());
+        if let CellError::Provider(ProviderError { refusal: Some(refusal), .. }) = &error
+            && let Some(own) = &mut own
+        {
+            own.retain(|candidate| !refusal.refuses(&candidate.offering));
         }
         // A refusal leaves fewer offerings to try, which bounds these launches.
-        let has_fewer = order.candidates.len() < before;
+        let has_fewer = own.is_some_and(|own| own.len() < before);
+        let is_launchers = matches!(
+            error,
+            CellError::Provider(_) | CellError::Silent { .. } | CellError::Ended(..)
+        );
         let may_retry = match &error {
             CellError::Provider(refusal) => {
                 // Another market has a quota of its own.
@@ -534,11 +562,19 @@ impl Engine {
             CellError::Ended(..) => true,
             _ => false,
         };
-        let places_again = may_retry
+        let tries_again = may_retry && (has_fewer || order.launches < max_launches);
+        let is_other = |offers: &Offers| Some(offers.provider) != provider;
+        let has_other =
+            order.offers.iter().any(|offers| is_other(offers) && offers.has_candidates());
+        // A provider that fails takes its own offerings away, and nothing else.
+        let tries_other = !tries_again && is_launchers && has_other;
+        if tries_other {
+            order.offers.retain(is_other);
+        }
+        let places_again = (tries_again || tries_other)
             && !is_ended_by_caller
             && order.is_wanted
-            && (has_fewer || order.launches < self.config.max_launches)
-            && !order.candidates.is_empty()
+            && order.offers.iter().any(Offers::has_candidates)
             && now.boot < order.deadline;
         if places_again {
             order.state = OrderState::Waiting;
@@ -563,13 +599,18 @@ impl Engine {
                 }
                 blocking => {
                     // It waits for the end of a warm cell.
-                    let candidates = self.of_market(&order.candidates, order.spot_since, now);
+                    let ranked = self.launchable(&order.offers, now).unwrap_or_default();
+                    let ranked = self.of_market(&ranked, order.spot_since, now);
                     let namespace = Some(&*order.wanted.key.namespace);
                     let limits = &self.config.limits;
-                    let over = limits.affordable(&self.cells, namespace, &candidates).err();
+                    let over = limits.affordable(&self.cells, namespace, &ranked).err();
+                    let unresolved = self.unresolved(&order.wanted.key.pod_uid);
                     match over.filter(|_| blocking.is_none()) {
                         Some(over) => CellError::OverBudget(over),
-                        None => CellError::Blocked { cell: blocking, seconds: waited },
+                        None => {
+                            let cell = blocking.or(unresolved.map(|cell| cell.id.clone()));
+                            CellError::Blocked { cell, seconds: waited }
+                        }
                     }
                 }
             };

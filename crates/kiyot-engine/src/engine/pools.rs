@@ -10,8 +10,8 @@ use kiyot_values::{backoff::doubled, error_chain::error_chain};
 
 use crate::{
     engine::{
-        BootKind, CellError, CellEvent, Effect, Effects, Engine, Event, Notice, Now, OrderSpec,
-        SILENT, State,
+        CellError, CellEvent, Effect, Effects, Engine, Event, Notice, Now, Offers, OrderSpec,
+        ProviderKey, SILENT, State,
         cell::{
             Cell, CellOrder, Offered, Pod,
             timeline::{self, Step, Timeline},
@@ -22,7 +22,8 @@ use crate::{
     },
     id::{CellId, SandboxId},
     placement::{
-        Candidate, Choice, MAX_CANDIDATES, Offering, Refusals, Refused, leave_out_dear_spot,
+        Candidate, MAX_CANDIDATES, NodeShare, Offering, Ranked, Refusals, Refused,
+        leave_out_dear_spot,
     },
     wanted::Wanted,
 };
@@ -52,10 +53,14 @@ const TOO_OLD: &str = "it was in its warm pool for longer than ttl";
 pub struct Pool {
     /// The identity, by which records of cells name it.
     pub name: Arc<str>,
+    /// The provider of its cells.
+    pub provider: ProviderKey,
     /// The architecture and the instance types that it asks for ([`Needs::machine`]).
     ///
     /// [`Needs::machine`]: crate::placement::Needs::machine
     pub machine: String,
+    /// The part of the node that each of its cells has; nothing on other machines.
+    pub share: NodeShare,
     /// The cells that wait, idle or booting.
     pub count: usize,
     /// The age at which an idle cell is replaced.
@@ -70,8 +75,8 @@ pub struct Pool {
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     pub(super) by_name: BTreeMap<Arc<str>, Filling>,
-    /// The provider's own parameters of their launches, those of a pod without annotations.
-    parameters: BTreeMap<String, String>,
+    /// The providers' own parameters of their launches, those of a pod without annotations.
+    parameters: BTreeMap<ProviderKey, BTreeMap<String, String>>,
     /// The orders that got a cell of a pool.
     pub(super) hits: u64,
     /// The orders that suit a pool, and that got a cell of their own for want of an idle cell.
@@ -83,6 +88,8 @@ pub(super) struct Pools {
 /// A pool with its failures.
 #[derive(Debug, Default)]
 pub(super) struct Filling {
+    provider: ProviderKey,
+    share: NodeShare,
     machine: String,
     pub(super) count: usize,
     ttl: Duration,
@@ -109,13 +116,20 @@ enum Missing {
     Until(Duration),
 }
 
+impl Pools {
+    fn parameters(&self, key: ProviderKey) -> BTreeMap<String, String> {
+        self.parameters.get(key).cloned().unwrap_or_default()
+    }
+}
+
 impl Engine {
     /// Sets the pools. Cells of other pools end, and those that are too many.
     pub fn set_pools(&mut self, pools: Vec<Pool>, now: Now) -> Effects {
         let mut before = std::mem::take(&mut self.pools.by_name);
-        for Pool { name, machine, count, ttl, candidates, further } in pools {
+        for Pool { name, provider, machine, share, count, ttl, candidates, further } in pools {
             let mut filling = before.remove(&name).unwrap_or_default();
-            (filling.machine, filling.count, filling.ttl) = (machine, count, ttl);
+            (filling.provider, filling.machine, filling.share) = (provider, machine, share);
+            (filling.count, filling.ttl) = (count, ttl);
             if let Some(candidates) = candidates {
                 (filling.candidates, filling.further) = (candidates, further);
             }
@@ -125,14 +139,17 @@ impl Engine {
         self.handle(Event::Tick, now)
     }
 
-    /// Sets the provider's own parameters of further warm cells. Cells with others end.
+    /// Sets a provider's own parameters of further warm cells. Its cells with others end.
     pub fn set_pool_parameters(
         &mut self,
+        key: ProviderKey,
         parameters: BTreeMap<String, String>,
         now: Now,
     ) -> Effects {
-        self.pools.parameters = parameters;
-        let is_other = |cell: &&Cell| cell.is_warm() && !self.has_parameters_of_pools(cell);
+        self.pools.parameters.insert(key, parameters);
+        let is_own = |cell: &Cell| self.providers.of(cell).is_some_and(|it| it.key() == key);
+        let is_other =
+            |cell: &&Cell| cell.is_warm() && is_own(cell) && !self.has_parameters_of_pools(cell);
         let ended: Vec<CellId> =
             self.cells.values().filter(is_other).map(|cell| cell.id.clone()).collect();
         for cell in ended {
@@ -143,7 +160,9 @@ impl Engine {
 
     /// Returns true if a cell was launched as further cells of the pools are.
     pub(super) fn has_parameters_of_pools(&self, cell: &Cell) -> bool {
-        cell.launch.parameters_sha256 == launch::parameters_digest(&self.pools.parameters)
+        let parameters =
+            self.providers.of(cell).map(|provider| self.pools.parameters(provider.key()));
+        cell.launch.parameters_sha256 == launch::parameters_digest(&parameters.unwrap_or_default())
     }
 
     /// Limits the launches of the warm cells of a previous daemon.
@@ -213,6 +232,7 @@ impl Engine {
 
     fn launch_warm(&mut self, name: &Arc<str>, now: Now) -> Result<(), Missing> {
         let filling = self.pools.by_name.get(name).ok_or(Missing::Room)?;
+        let provider = self.providers.get(filling.provider).ok_or(Missing::Room)?;
         if filling.not_before > now.boot {
             return Err(Missing::Until(filling.not_before));
         }
@@ -224,22 +244,26 @@ impl Engine {
         if booting >= most
             || is_full
             || is_behind
-            || !limits.may_boot(&self.cells)
-            || self.evidence.foreign().is_some()
+            || !self.may_boot(filling.provider)
+            || provider.evidence.foreign().is_some()
+            || self.free_beside(provider, None).is_some_and(|free| !filling.share.fits(free))
         {
             return Err(Missing::Room);
         }
         if now.boot < self.pools.refill_by && self.has_starting_pod(now) {
             return Err(Missing::Until(self.pools.refill_by));
         }
-        if let Some(denial) = self.denials.of_all(now) {
+        if let Some(denial) = provider.denials.of_all(now) {
             return Err(Missing::Until(denial.until));
         }
-        let parameters = self.pools.parameters.clone();
-        let kind = BootKind::new(&self.capabilities, &parameters, &filling.machine);
+        let (key, share) = (filling.provider, filling.share);
+        let parameters = self.pools.parameters(key);
+        let kind = self.boot_kind_of(key, &parameters, &filling.machine);
         let refusals = self.refusals_of_kind(&kind, now);
         let mut candidates = not_refused(&refusals, &filling.candidates, now);
-        if candidates.is_empty() && !self.are_over_quota(&filling.candidates, now) {
+        let over_quota = provider.refusals.at(now.boot);
+        let is_over_quota = |it: &Candidate| over_quota.is_over_quota(&it.offering);
+        if candidates.is_empty() && !filling.candidates.iter().any(is_over_quota) {
             candidates = not_refused(&refusals, &filling.further, now);
             leave_out_dear_spot(&mut candidates);
         }
@@ -249,30 +273,25 @@ impl Engine {
             let until = end.map(|(_, refusal)| refusal.until).filter(|until| *until > now.boot);
             return Err(until.map_or(Missing::Room, Missing::Until));
         }
-        let mut candidates =
-            self.of_market(&candidates, filling.failing_since.unwrap_or(now.boot), now);
-        candidates.truncate(MAX_CANDIDATES);
-        let affordable = limits.affordable(&self.cells, None, &candidates);
-        let candidates = affordable.map_err(|_| Missing::Room)?;
-        if let Some(denial) = self.denials.of_kind(&parameters, &candidates, now) {
+        let ranked = Ranked::merge([(key, candidates)]);
+        let mut ranked = self.of_market(&ranked, filling.failing_since.unwrap_or(now.boot), now);
+        ranked.truncate(MAX_CANDIDATES);
+        let affordable = limits.affordable(&self.cells, None, &ranked);
+        let ranked = affordable.map_err(|_| Missing::Room)?;
+        let candidates: Vec<Candidate> = ranked.into_iter().map(|it| it.candidate).collect();
+        if let Some(denial) = provider.denials.of_kind(&parameters, &candidates, now) {
             return Err(Missing::Until(denial.until));
         }
-        match self.new_cell(candidates, parameters, kind, &Wanted::default(), now) {
+        match self.new_cell(key, candidates, parameters, kind, &Wanted::default(), now) {
             Ok((cell, request)) => {
                 let at = now.boot + self.config.launch_timeout;
                 self.timers.set(Timer::Warm(cell.id.clone()), at);
-                self.begin(Cell { pool: Some(Arc::clone(name)), ..cell }, request, now);
+                self.begin(Cell { pool: Some(Arc::clone(name)), share, ..cell }, request, now);
                 Ok(())
             }
             // The daemon starts or stops.
             Err(_) => Err(Missing::Until(now.boot + self.config.retry_pause)),
         }
-    }
-
-    /// Returns true if a quota has no room for some of these candidates.
-    fn are_over_quota(&self, candidates: &[Candidate], now: Now) -> bool {
-        let refused = self.refusals.at(now.boot);
-        candidates.iter().any(|candidate| refused.is_over_quota(&candidate.offering))
     }
 
     /// Returns true while a pod that has taken a cell has no container yet, and would compete with
@@ -282,9 +301,13 @@ impl Engine {
             let taken = cell.requested.filter(|_| cell.pool.is_some() && !cell.is_warm());
             let is_recent = taken.is_some_and(|taken| now.boot < taken + MAX_REFILL_DELAY);
             let is_live = matches!(cell.state, State::Binding { .. } | State::Bound { .. });
-            is_recent && is_live && cell.timeline.at(Step::FirstContainer).is_none()
+            let provider = self.providers.of(cell);
+            provider.is_some_and(|it| it.capabilities.launches_on_node())
+                && is_recent
+                && is_live
+                && cell.timeline.at(Step::FirstContainer).is_none()
         };
-        self.capabilities.launches_on_node() && self.cells.values().any(is_starting)
+        self.cells.values().any(is_starting)
     }
 
     /// Returns true while a cell is of a pool, and no pod has taken it.
@@ -349,21 +372,13 @@ impl Engine {
 
     /// Returns true if an idle cell suits the pod of an order.
     pub fn has_warm_cell(&self, spec: &OrderSpec) -> bool {
-        let OrderSpec { wanted, parameters, choice, .. } = spec;
-        let namespace = &wanted.key.namespace;
-        let mut choice = choice.iter();
-        choice.any(|choice| self.warm_cell(choice, parameters, namespace).is_some())
+        self.warm_cell(&spec.offers, &spec.wanted.key.namespace).is_some()
     }
 
     /// Returns the cheapest idle cell that suits a pod, of equal ones the oldest, with its offering
     /// at the price for the pod.
-    fn warm_cell(
-        &self,
-        choice: &Choice,
-        parameters: &BTreeMap<String, String>,
-        namespace: &str,
-    ) -> Option<(CellId, Candidate)> {
-        let suited = self.warm_cells_for(choice, parameters, namespace);
+    fn warm_cell(&self, offers: &[Offers], namespace: &str) -> Option<(CellId, Candidate)> {
+        let suited = self.warm_cells_for(offers, namespace);
         let cheapest = suited.min_by_key(|(suited, cell)| (suited.price, cell.created_unix_nanos));
         cheapest.map(|(suited, cell)| (cell.id.clone(), suited))
     }
@@ -373,28 +388,34 @@ impl Engine {
     /// role.
     pub(super) fn warm_cells_for<'e>(
         &'e self,
-        choice: &'e Choice,
-        parameters: &BTreeMap<String, String>,
+        offers: &'e [Offers],
         namespace: &'e str,
     ) -> impl Iterator<Item = (Candidate, &'e Cell)> {
-        let parameters_sha256 = launch::parameters_digest(parameters);
         // An agent that is silent now may be gone.
         let idle = |cell: &&Cell| cell.is_warm() && is_idle(cell) && !self.is_silent(&cell.id);
-        self.cells
-            .values()
-            .filter(idle)
-            .filter(move |cell| cell.launch.parameters_sha256 == parameters_sha256)
-            .filter_map(|cell| Some((choice.suited(cell.offering()?)?, cell)))
-            .filter(move |(suited, cell)| {
-                self.config.limits.affords_warm(&self.cells, namespace, cell, suited.price)
-            })
+        let idle = self.cells.values().filter(idle);
+        let suited = idle.filter_map(|cell| {
+            let key = self.providers.of(cell)?.key();
+            let offers = offers.iter().find(|offers| offers.provider == key)?;
+            let is_alike =
+                cell.launch.parameters_sha256 == launch::parameters_digest(&offers.parameters);
+            let choice = offers.choice.as_ref().filter(|_| is_alike)?;
+            let free = self.free_beside(self.providers.of(cell)?, Some(cell));
+            let has_room = |share: NodeShare| free.is_none_or(|free| share.fits(free));
+            if !choice.share().is_none_or(has_room) {
+                return None;
+            }
+            Some((choice.suited(cell.offering()?)?, cell))
+        });
+        suited.filter(move |(suited, cell)| {
+            self.config.limits.affords_warm(&self.cells, namespace, cell, suited.price)
+        })
     }
 
     /// Gives an order the cheapest idle cell that suits its pod. Returns false if there is none.
     pub(super) fn take_warm_cell(&mut self, sandbox: &SandboxId, now: Now) -> bool {
         let Some(order) = self.orders.get(sandbox) else { return false };
-        let Some(choice) = &order.choice else { return false };
-        let warm = self.warm_cell(choice, &order.parameters, &order.wanted.key.namespace);
+        let warm = self.warm_cell(&order.offers, &order.wanted.key.namespace);
         let Some((id, suited)) = warm else { return false };
         // Only the first of several pods that start together: the delay has an end.
         if !self.has_starting_pod(now) {
@@ -407,6 +428,8 @@ impl Engine {
             return false;
         };
         let Some(pool) = cell.warm_in().cloned() else { return false };
+        let offers = cell.provider.as_deref().and_then(|key| order.offers_of(key));
+        let share = offers.and_then(|offers| offers.choice.as_ref()?.share());
         cell.bill.restart(cost, now);
         cell.created_unix_nanos = timeline::nanos(now.unix);
         cell.requested = Some(now.boot);
@@ -416,6 +439,7 @@ impl Engine {
         }
         let reason = format!("cheapest idle cell that fits, of warm pool {pool}");
         cell.offered = Some(Offered { candidate: suited, reason });
+        cell.share = share.unwrap_or(cell.share);
         cell.order = CellOrder::Waiting(sandbox.clone());
         cell.pod = Some(Pod::of_order(sandbox, order));
         if let Some(filling) = self.pools.by_name.get_mut(&pool) {
@@ -431,10 +455,16 @@ impl Engine {
 
     /// Counts an order that gets a cell of its own though a pool suits it.
     pub(super) fn count_miss(&mut self, sandbox: &SandboxId) {
-        let order = self.orders.get(sandbox);
-        let order = order.filter(|order| order.parameters == self.pools.parameters);
-        let Some(choice) = order.and_then(|order| order.choice.as_ref()) else { return };
+        let Some(order) = self.orders.get(sandbox) else { return };
+        let parameters = &self.pools.parameters;
         let suits = |filling: &Filling| {
+            let offers = order.offers_of(filling.provider);
+            let alike = offers.filter(|it| {
+                parameters
+                    .get(it.provider)
+                    .map_or(it.parameters.is_empty(), |own| *own == it.parameters)
+            });
+            let Some(choice) = alike.and_then(|it| it.choice.as_ref()) else { return false };
             filling.candidates.iter().any(|candidate| choice.suited(candidate).is_some())
         };
         let mut is_miss = false;

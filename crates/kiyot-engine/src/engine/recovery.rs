@@ -10,8 +10,8 @@ use kiyot_proto::store::{self, CellPhase};
 
 use crate::{
     engine::{
-        Capabilities, Change, EndStep, Engine, EngineConfig, LaunchCall, Now, Seams, State,
-        Timeline,
+        Change, EndStep, Engine, EngineConfig, LaunchCall, Now, Offers, ProviderKey, ProviderSetup,
+        Seams, State, Timeline,
         cell::{
             Cell, CellEnd, CellLaunch, CellOrder, End, Offered, OpenLaunch, Pod, Token,
             earlier::EarlierLaunches, place::ELSEWHERE, ports::PodPorts, state::StopStep,
@@ -19,9 +19,11 @@ use crate::{
         costs::{Bill, Costs},
         launch::Launch,
         order::{Order, OrderState},
+        providers::Provider,
         timers::Timer,
     },
     id::{CellId, SandboxId},
+    placement::NodeShare,
     provider::InstanceId,
     request::{CellRequest, HealthyTimeout},
     wanted::{OrderKey, Wanted},
@@ -83,12 +85,12 @@ impl Engine {
     /// ends.
     pub fn recover(
         config: EngineConfig,
-        capabilities: Capabilities,
+        providers: Vec<ProviderSetup>,
         seams: Box<dyn Seams>,
         journal: Journal,
         now: Now,
     ) -> (Self, Vec<Change>, Vec<Unusable>) {
-        let mut engine = Self::new(config, capabilities, seams);
+        let mut engine = Self::new(config, providers, seams);
         let (mut changes, mut unusable) = (Vec::new(), Vec::new());
         let Journal { cells, orders, sandboxes, costs } = journal;
         engine.costs = Costs::from_stored(costs);
@@ -159,10 +161,12 @@ impl Engine {
         // A pool's cell without a pod goes on without an order.
         let is_wanted = order.is_some() || (!record.pool.is_empty() && record.sandbox.is_empty());
         let place = known(&record.place).map(Arc::from);
-        let is_elsewhere = self.config.is_other_place(place.as_ref());
+        let recorded = known(&record.provider);
+        let provider = self.providers.of_launch(recorded.as_deref(), place.as_ref());
+        let is_elsewhere = provider.is_none();
+        let key = provider.map(Provider::key);
         // An instance of another place may be on another machine.
-        let rebooted = self.capabilities.ends_with_node
-            && !is_elsewhere
+        let rebooted = provider.is_some_and(|provider| provider.capabilities.ends_with_node)
             && record.boot_id != self.config.boot_id;
         // No container runs in a cell before it is bound.
         let is_fresh =
@@ -207,7 +211,8 @@ impl Engine {
             _ => to_end(UNFINISHED),
         };
         let order = order.filter(|_| state.is_unbound()).map(|(sandbox, order)| {
-            self.resume_order(sandbox.clone(), order, (&id, record), request.as_deref(), now);
+            let launch = request.as_deref().zip(key);
+            self.resume_order(sandbox.clone(), order, (&id, record), launch, now);
             sandbox
         });
         let timeline = record.timeline.as_ref().map(Timeline::from_stored).unwrap_or_default();
@@ -217,6 +222,11 @@ impl Engine {
                 request,
                 parameters_sha256: known(&record.parameters_sha256),
                 ..CellLaunch::default()
+            },
+            provider: recorded.map(Arc::from),
+            share: NodeShare {
+                milli_cpus: record.node_milli_cpus,
+                memory_mib: record.node_memory_mib,
             },
             place,
             order: order.map_or(CellOrder::None, CellOrder::Waiting),
@@ -241,7 +251,7 @@ impl Engine {
         sandbox: SandboxId,
         order: &store::Order,
         (cell, record): (&CellId, &store::Cell),
-        launch: Option<&Launch>,
+        launch: Option<(&Launch, ProviderKey)>,
         now: Now,
     ) {
         let deadline = now.boot + self.config.launch_timeout.min(JOIN_TIMEOUT);
@@ -260,13 +270,16 @@ impl Engine {
             },
             ..Wanted::default()
         };
+        let offers = launch.map(|(Launch { spec, .. }, provider)| Offers {
+            provider,
+            candidates: Ok(spec.candidates.clone()),
+            parameters: spec.parameters.clone(),
+            choice: None,
+        });
         let order = Order {
             wanted: Arc::new(wanted),
             is_wanted: false,
-            no_candidates: None,
-            choice: None,
-            candidates: launch.map(|launch| launch.spec.candidates.clone()).unwrap_or_default(),
-            parameters: launch.map(|launch| launch.spec.parameters.clone()).unwrap_or_default(),
+            offers: offers.into_iter().collect(),
             state: OrderState::Placed(cell.clone()),
             launches: order.launches,
             causes: record.last_failures.clone(),

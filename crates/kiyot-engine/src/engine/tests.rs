@@ -4,8 +4,9 @@ use kiyot_values::{error_chain::error_chain, price::Price};
 
 use super::*;
 use crate::{
-    placement::{Accuracy, Candidate, LaunchRefusal, Market, Offering},
-    provider::{Attached, InstanceId, InstanceState, Owner, TagRules, Termination},
+    engine::tests::capabilities::ONLY,
+    placement::{Accuracy, Candidate, Choice, LaunchRefusal, Market, NodeShare, Offering, Ranked},
+    provider::{Attached, Capabilities, InstanceId, InstanceState, Owner, TagRules, Termination},
     wanted::{OrderKey, Wanted},
 };
 
@@ -18,11 +19,13 @@ mod ends;
 mod health;
 mod limits;
 mod market;
+mod offers;
 mod outages;
 mod places;
 mod pools;
 mod ports;
 mod properties;
+mod providers;
 mod records;
 mod resumes;
 mod room;
@@ -43,7 +46,7 @@ impl Seams for Counting {
         Ok(())
     }
 
-    fn bootstrap(&self, cell: &CellId, token: &str) -> Option<Bootstrap> {
+    fn bootstrap(&self, cell: &CellId, token: &str, _: bool) -> Option<Bootstrap> {
         Some(Bootstrap {
             cell: cell.to_string(),
             gateway: GatewayAddress::Unix("/nowhere".into()),
@@ -63,7 +66,6 @@ fn config() -> EngineConfig {
     EngineConfig {
         limits: Limits { max_cells: 10, ..Limits::default() },
         launch_timeout: TTL * 10,
-        max_launches: 3,
         token_ttl: TTL,
         boot_id: "now".into(),
         refusal_pause: Duration::from_secs(180),
@@ -71,7 +73,6 @@ fn config() -> EngineConfig {
         spot_deadline: Duration::from_secs(60),
         orphan_timeout: Duration::from_secs(1000),
         healthy_timeout: Some(Duration::from_secs(90)),
-        place: None,
         owner: Owner { fingerprint: "ours".into(), ..Owner::default() },
         tag_rules: TagRules::default(),
         take_over: false,
@@ -98,13 +99,33 @@ fn key(pod: &str) -> OrderKey {
     OrderKey { pod_uid: name.clone(), namespace: "default".into(), name, attempt: 0 }
 }
 
+/// Returns a provider that looks in a place.
+fn provider_in(capabilities: Capabilities, place: Option<&str>) -> ProviderSetup {
+    ProviderSetup {
+        capabilities,
+        place: place.map(Into::into),
+        max_launches: 3,
+        boots: None,
+        machine: None,
+    }
+}
+
+/// Returns an engine's only provider.
+fn only(capabilities: Capabilities) -> Vec<ProviderSetup> {
+    vec![provider_in(capabilities, None)]
+}
+
 fn spec(pod: &str) -> OrderSpec {
-    OrderSpec {
-        wanted: Arc::new(Wanted { key: key(pod), ..Wanted::default() }),
-        sandbox: SandboxId::mint().unwrap(),
+    let offers = Offers {
+        provider: ONLY,
         candidates: Ok(["a", "b"].map(candidate).to_vec()),
         parameters: BTreeMap::new(),
         choice: None,
+    };
+    OrderSpec {
+        wanted: Arc::new(Wanted { key: key(pod), ..Wanted::default() }),
+        sandbox: SandboxId::mint().unwrap(),
+        offers: vec![offers],
         timeout: None,
         is_claimed: true,
     }
@@ -123,8 +144,11 @@ pub(super) fn request() -> Arc<Launch> {
 }
 
 fn engine(capabilities: Capabilities) -> Engine {
-    let mut engine = Engine::new(config(), capabilities, Box::new(Counting::default()));
-    engine.handle(Event::Listed { began: Duration::ZERO, instances: Vec::new() }, at(0));
+    let mut engine = Engine::new(config(), only(capabilities), Box::new(Counting::default()));
+    engine.handle(
+        Event::Listed { provider: ONLY, began: Duration::ZERO, instances: Vec::new() },
+        at(0),
+    );
     engine
 }
 
@@ -185,12 +209,13 @@ fn launched_as(id: &str, cell: &CellId) -> Instance {
 }
 
 fn listed(engine: &mut Engine, seconds: u64, instances: &[Instance]) -> Effects {
-    let event = Event::Listed { began: at(seconds).boot, instances: instances.to_vec() };
+    let event =
+        Event::Listed { provider: ONLY, began: at(seconds).boot, instances: instances.to_vec() };
     engine.handle(event, at(seconds))
 }
 
 fn ends_strays(effects: &Effects) -> bool {
-    effects.iter().any(|(_, effect)| matches!(effect, Effect::EndStrays(_)))
+    effects.iter().any(|(_, effect)| matches!(effect, Effect::EndStrays(..)))
 }
 
 /// Verifies X16, Y60.
@@ -268,7 +293,8 @@ fn recovered(record: store::Cell, has_sandbox: bool, now: Now) -> (Engine, CellI
         ..Journal::default()
     };
     let seams = Box::new(Counting::default());
-    let (engine, _, unusable) = Engine::recover(config(), capabilities::LOCAL, seams, journal, now);
+    let (engine, _, unusable) =
+        Engine::recover(config(), only(capabilities::LOCAL), seams, journal, now);
     assert_eq!(unusable, []);
     (engine, cell)
 }
@@ -360,8 +386,11 @@ fn cell_keeps_the_reason_of_its_offering_and_the_failures_before_it_across_a_res
 fn refused_offerings_are_tried_one_after_the_other_until_one_has_capacity() {
     let mut engine = engine(capabilities::CLOUD);
     let zones = ["a", "b", "c", "d", "e", "f"];
-    assert!(u32::try_from(zones.len()).unwrap() > config().max_launches + 1);
-    let order = OrderSpec { candidates: Ok(zones.map(candidate).to_vec()), ..spec("pod") };
+    assert!(
+        u32::try_from(zones.len()).unwrap()
+            > provider_in(capabilities::CLOUD, None).max_launches + 1
+    );
+    let order = spec("pod").of(Ok(zones.map(candidate).to_vec()));
     let (_, mut effects) = engine.order(order, at(1));
     for zone in &zones[..zones.len() - 1] {
         let (launches, answer) = outcome(&effects);
@@ -389,7 +418,7 @@ fn refused_type_gives_way_to_the_next_until_three_types_are_refused_with_a_code(
         (["x", "x", "x"], true, true),
     ] {
         let mut engine = engine(capabilities::CLOUD);
-        let order = OrderSpec { candidates: Ok(types.map(of_type).to_vec()), ..spec("pod") };
+        let order = spec("pod").of(Ok(types.map(of_type).to_vec()));
         let (_, mut effects) = engine.order(order, at(1));
         for (code, name) in codes.iter().zip(types) {
             let (launches, answer) = outcome(&effects);
@@ -405,7 +434,7 @@ fn refused_type_gives_way_to_the_next_until_three_types_are_refused_with_a_code(
                 ..ProviderError::without_cause(ErrorClass::Invalid, format!("{code} for {name}"))
             };
             effects = engine.handle(Event::Launched(launches[0].clone(), Err(error)), at(2));
-            let reason = engine.refusals().reason(&of_type(name).offering, at(3).boot);
+            let reason = engine.refusals(ONLY).reason(&of_type(name).offering, at(3).boot);
             // What a pod asked for is not held against the type.
             let kept = (!is_of_request).then(|| format!("{code} for {name}").into());
             assert_eq!(reason, kept);
@@ -525,7 +554,7 @@ fn twin_and_stray_are_ended_after_two_sightings_apart() {
     assert!(!ends_strays(&listed(&mut engine, 101, &all)), "too close");
     let effects = listed(&mut engine, 160, &all);
     let ended = effects.iter().find_map(|(_, effect)| match effect {
-        Effect::EndStrays(instances) => Some(instances.clone()),
+        Effect::EndStrays(_, instances) => Some(instances.clone()),
         _ => None,
     });
     assert_eq!(ended.unwrap(), [InstanceId("i-2".into()), InstanceId("i-3".into())]);
@@ -539,14 +568,15 @@ fn accepted_termination_of_a_stray_is_not_repeated_while_it_ends() {
     let stray = [instance("i-3", &CellId::mint().unwrap(), "ours")];
     let answer = |is_accepted: bool| {
         let (accepted, failed) = stray.iter().map(|it| it.id.clone()).partition(|_| is_accepted);
-        Event::StraysEnded { accepted, failed }
+        Event::StraysEnded { provider: ONLY, accepted, failed }
     };
     assert!(!ends_strays(&listed(&mut engine, 100, &stray)));
     assert!(ends_strays(&listed(&mut engine, 160, &stray)));
     engine.handle(answer(false), at(161));
     assert!(ends_strays(&listed(&mut engine, 220, &stray)), "the first termination failed");
     engine.handle(answer(true), at(221));
-    let again = 221 + capabilities::CLOUD.listing_period.as_secs() * u64::from(STRAY_PERIODS);
+    let again =
+        221 + capabilities::CLOUD.listing_period.as_secs() * u64::from(evidence::STRAY_PERIODS);
     for seconds in (280..again).step_by(60) {
         assert!(!ends_strays(&listed(&mut engine, seconds, &stray)), "after {seconds} s");
     }
@@ -637,7 +667,8 @@ fn listed_end_of_an_instance_ends_the_cell_whose_termination_is_refused() {
 /// Verifies P15.
 #[test]
 fn pod_of_a_stray_waits_until_the_stray_has_ended() {
-    let mut engine = Engine::new(config(), capabilities::LOCAL, Box::new(Counting::default()));
+    let mut engine =
+        Engine::new(config(), only(capabilities::LOCAL), Box::new(Counting::default()));
     let launches = |effects: &Effects| {
         effects.iter().filter(|(_, effect)| matches!(effect, Effect::Launch(_))).count()
     };

@@ -27,6 +27,12 @@ pub struct Candidate {
     pub accuracy: Accuracy,
 }
 
+impl AsRef<Self> for Candidate {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl Candidate {
     /// Returns the candidate of an offering that costs nothing.
     pub fn free(offering: Offering) -> Self {
@@ -89,7 +95,9 @@ fn rank_at_most(
         return Vec::new();
     }
     if let Some(offering) = catalogue.any_size_offering() {
-        return vec![Candidate::free(offering.clone())];
+        let memory_mib = needs.memory_mib.value.saturating_add(needs.overhead_mib);
+        let price = rules.machine_price.price(needs.milli_cpus.value, memory_mib);
+        return vec![Candidate { price, ..Candidate::free(offering.clone()) }];
     }
     if catalogue.is_sized() {
         return sized(catalogue, needs, rules);
@@ -128,12 +136,13 @@ fn sized(catalogue: &Catalogue, needs: &Needs, rules: &Rules) -> Vec<Candidate> 
     let fitting =
         catalogue.entries().iter().filter(|entry| fit::fits(&entry.instance_type, &needs, rules));
     let offers = fitting.flat_map(|entry| entry.offers.iter().map(|offer| entry.offering(offer)));
-    let instance_type = Size::of(&needs).to_string();
-    offers
-        .map(|offering| {
-            Candidate::free(Offering { instance_type: instance_type.clone(), ..offering })
-        })
-        .collect()
+    let size = Size::of(&needs);
+    let price = rules.machine_price.price(u64::from(size.cpus) * 1000, size.memory_mib);
+    let candidate = |offering| Candidate {
+        price,
+        ..Candidate::free(Offering { instance_type: size.to_string(), ..offering })
+    };
+    offers.map(candidate).collect()
 }
 
 /// Returns the cheapest offers that may be taken.

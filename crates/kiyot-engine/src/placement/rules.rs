@@ -1,6 +1,7 @@
 //! The configured rules of the choice.
 
-use kiyot_config::{MilpaBackend, Netns};
+use kiyot_config::{LocalMachine, MilpaBackend, Netns, ProviderKind};
+use kiyot_values::price::Price;
 
 use crate::request::{Architecture, InstanceType as TypeChoice};
 
@@ -13,6 +14,8 @@ pub struct Rules {
     pub exclude: Vec<TypeChoice>,
     /// The zones of offerings; empty for all.
     pub zones: Vec<String>,
+    /// The price of instances that are parts of the node.
+    pub machine_price: MachinePrice,
 }
 
 /// The needs of pods that say nothing, and those of their cells.
@@ -45,16 +48,38 @@ impl Rules {
         self.zones.is_empty() || self.zones.iter().any(|allowed| allowed == zone)
     }
 
-    /// Returns the rules of a configuration.
-    pub fn of(config: &MilpaBackend) -> Self {
+    /// Returns the rules of a configured provider.
+    pub fn of(config: &MilpaBackend, provider: ProviderKind) -> Self {
         let placement = &config.placement;
         let memory_mib = mib(placement.default_memory);
-        let overhead_mib = mib(config.memory_overhead());
+        let overhead_mib = mib(config.memory_overhead_of(provider));
         Self {
             defaults: Defaults { memory_mib, overhead_mib, ..Defaults::default() },
             exclude: placement.exclude.iter().cloned().map(TypeChoice::Glob).collect(),
             zones: placement.zones.clone(),
+            machine_price: config.machine_of(provider).map(MachinePrice::of).unwrap_or_default(),
         }
+    }
+}
+
+/// The configured price of a part of the node, by which it is compared with other offerings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MachinePrice {
+    /// The price of a CPU.
+    pub cpu: Price,
+    /// The price of a GiB of memory.
+    pub gib: Price,
+}
+
+impl MachinePrice {
+    fn of(machine: LocalMachine) -> Self {
+        Self { cpu: machine.cpu_price_per_hour, gib: machine.gib_price_per_hour }
+    }
+
+    /// Returns the price of so many thousandths of a CPU and so many MiB.
+    pub(super) fn price(self, milli_cpus: u64, memory_mib: u64) -> Price {
+        let memory = memory_mib.saturating_mul(1000).div_ceil(1024);
+        self.cpu.of_milli(milli_cpus) + self.gib.of_milli(memory)
     }
 }
 

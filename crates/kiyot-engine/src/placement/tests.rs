@@ -439,9 +439,9 @@ fn pod_of_350_mib_gets_a_t3_nano_only_beside_a_system_that_leaves_it_the_memory(
         ..CellRequest::default()
     };
     let of = |provider, keys: fn(&mut Ec2)| {
-        let mut config = MilpaBackend { provider, ..MilpaBackend::default() };
+        let mut config = MilpaBackend::default();
         keys(&mut config.ec2);
-        let rules = Rules::of(&config);
+        let rules = Rules::of(&config, provider);
         let needs = Needs::new(&request, &Requested::default(), &rules.defaults);
         let first = rank(&EC2, &needs, &rules, &()).remove(0);
         let cheaper = misses(&EC2, &needs, &rules, Some(first.price), 9);

@@ -33,8 +33,13 @@ pub const HEALTHY_TIMEOUT: &str = "pod.elotl.co/healthcheck-healthy-timeout";
 /// CIDRs, separated by white space.
 pub const CLOUD_ROUTE: &str = "pod.elotl.co/cloud-route";
 
+/// `netns`, `qemu` or `ec2`.
+pub const PROVIDER: &str = "pod.elotl.co/provider";
+/// `machine` or `instance`.
+pub const ISOLATION: &str = "pod.elotl.co/isolation";
+
 /// Keys that a [`CellRequest`](super::CellRequest) is read from.
-pub const KEYS: [&str; 15] = [
+pub const KEYS: [&str; 17] = [
     LAUNCH_TYPE,
     SPOT_INSTANCE,
     INSTANCE_TYPE,
@@ -50,6 +55,8 @@ pub const KEYS: [&str; 15] = [
     INSTANCE_PROFILE,
     HEALTHY_TIMEOUT,
     CLOUD_ROUTE,
+    PROVIDER,
+    ISOLATION,
 ];
 
 /// Prefix of all [`KEYS`].

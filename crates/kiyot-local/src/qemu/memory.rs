@@ -41,16 +41,16 @@ pub(super) fn limit_bytes(machine: &VmFile) -> u64 {
 
 /// The memory of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct NodeMemory {
+pub(crate) struct NodeMemory {
     /// All memory, in MiB.
-    pub(super) total_mib: u64,
+    pub(crate) total_mib: u64,
     /// The memory that processes can get without swapping, in MiB.
     pub(super) available_mib: u64,
 }
 
 impl NodeMemory {
     /// Reads `/proc/meminfo`.
-    pub(super) fn read() -> io::Result<Self> {
+    pub(crate) fn read() -> io::Result<Self> {
         Self::parse(&fs::read_to_string("/proc/meminfo")?)
             .ok_or_else(|| io::Error::other("/proc/meminfo has no MemTotal and MemAvailable in kB"))
     }

@@ -64,7 +64,9 @@ impl Admission for Cells {
         } else {
             self.shared.handle(Event::Disconnected(cell.clone()));
             // The instance may have ended, which only the provider knows.
-            self.shared.list_now.notify_one();
+            if let Some(source) = self.shared.source_of(&self.shared.core(), cell) {
+                source.list_now.notify_one();
+            }
         }
     }
 }

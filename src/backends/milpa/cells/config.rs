@@ -5,7 +5,6 @@ use std::time::Duration;
 use kiyot_config::WarmPool;
 use kiyot_engine::{
     engine::Limits,
-    placement::Rules,
     provider::{Owner, TagRules},
 };
 
@@ -30,8 +29,6 @@ pub struct CellsConfig {
     pub tag_rules: TagRules,
     /// True to end instances of the same owner that another daemon launched.
     pub take_over: bool,
-    /// The limits of the choice of offerings.
-    pub rules: Rules,
     /// The time for which a pod that prefers spot waits for it.
     pub spot_deadline: Duration,
     /// The pools of cells that wait for pods.
@@ -54,7 +51,6 @@ impl Default for CellsConfig {
             owner: Owner::default(),
             tag_rules: TagRules::default(),
             take_over: false,
-            rules: Rules::default(),
             spot_deadline: Duration::from_secs(60),
             warm: Vec::new(),
             refusal_pause: Duration::from_secs(180),

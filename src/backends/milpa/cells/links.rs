@@ -17,8 +17,9 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 pub trait Links: std::fmt::Debug + Send + Sync + 'static {
     /// Returns the link to a cell, creating it if needed.
     fn link(&self, cell: &CellId) -> CellLink;
-    /// Returns the data with which a cell's agent connects to the gateway.
-    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap;
+    /// Returns the data with which the agent of a cell, perhaps on another machine, connects to the
+    /// gateway.
+    fn bootstrap(&self, cell: &CellId, token: &str, is_remote: bool) -> Bootstrap;
     /// Returns the address of the cell's agent when it connected last, if it is known.
     fn peer_address(&self, cell: &CellId) -> Option<IpAddr>;
     /// Closes and removes the link to a cell.
@@ -34,8 +35,8 @@ impl Links for Gateway {
         Self::link(self, cell)
     }
 
-    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
-        Self::bootstrap(self, cell, token)
+    fn bootstrap(&self, cell: &CellId, token: &str, is_remote: bool) -> Bootstrap {
+        Self::bootstrap(self, cell, token, is_remote)
     }
 
     fn peer_address(&self, cell: &CellId) -> Option<IpAddr> {

@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use kiyot_engine::engine::Event;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::shared::{Shared, now};
+use super::{
+    providers::CellSource,
+    shared::{Shared, now},
+};
 
 /// Bounds a listing of the provider's instances.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -61,30 +64,30 @@ impl Schedule {
     }
 }
 
-/// Lists the provider's instances at each period, at once when a link breaks, and soon after a
+/// Lists a provider's instances at each period, at once when a link breaks, and soon after a
 /// termination, until the daemon stops.
-pub(super) async fn run(shared: Arc<Shared>) {
-    let capabilities = shared.provider.capabilities();
+pub(super) async fn run(shared: Arc<Shared>, source: Arc<CellSource>) {
+    let capabilities = source.capabilities;
     let min_pause = if capabilities.remote { MIN_PAUSE } else { MIN_PAUSE_ON_NODE };
     let mut schedule = Schedule::new(capabilities.listing_period, min_pause);
     loop {
         let began = Instant::now();
         tokio::select! {
             () = shared.stop.cancelled() => return,
-            () = list(&shared) => {}
+            () = list(&shared, &source) => {}
         }
         let mut due = Instant::now() + schedule.pause();
         loop {
             tokio::select! {
                 () = shared.stop.cancelled() => return,
-                () = shared.list_now.notified() => {
+                () = source.list_now.notified() => {
                     // An instance that ends by itself takes its time, except on this node.
                     if !capabilities.awaits_ends() {
                         schedule.hasten();
                     }
                     due = due.min(schedule.after_a_break(began, Instant::now()));
                 }
-                () = shared.list_soon.notified() => {
+                () = source.list_soon.notified() => {
                     schedule.hasten();
                     due = due.min(Instant::now() + schedule.short());
                 }
@@ -94,15 +97,17 @@ pub(super) async fn run(shared: Arc<Shared>) {
     }
 }
 
-async fn list(shared: &Arc<Shared>) {
-    let began = now().boot;
-    match timeout(LIST_TIMEOUT, shared.provider.list_owned()).await {
-        Ok(Ok(instances)) => shared.handle(Event::Listed { began, instances }),
+async fn list(shared: &Arc<Shared>, source: &CellSource) {
+    let (began, provider) = (now().boot, source.key());
+    match timeout(LIST_TIMEOUT, source.provider.list_owned()).await {
+        Ok(Ok(instances)) => shared.handle(Event::Listed { provider, began, instances }),
         Ok(Err(error)) => tracing::warn!(
+            provider,
             error = &error as &dyn std::error::Error,
             "provider instances not listed"
         ),
         Err(_) => tracing::warn!(
+            provider,
             seconds = LIST_TIMEOUT.as_secs(),
             "listing of provider instances timed out"
         ),

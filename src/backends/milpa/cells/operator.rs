@@ -2,9 +2,10 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use futures::future::{join_all, try_join_all};
 use kiyot_engine::{
     StoreError,
-    engine::{CellView, Metrics, OrderView, PoolView, TypeKey, TypeUsage},
+    engine::{CellView, Metrics, OrderView, PoolView, ProviderKey, TypeKey, TypeUsage},
     id::CellId,
     placement::{Catalogue, Refusals},
     provider::{Instance, InstanceId, InstanceNames, ProviderError},
@@ -21,6 +22,19 @@ use crate::backends::milpa::{
     clock,
     store::{Batch, Table},
 };
+
+/// The catalogue of a provider.
+#[derive(Debug)]
+pub(crate) struct ProviderCatalogue {
+    /// The provider.
+    pub provider: ProviderKey,
+    /// The catalogue, unless it could not be read.
+    pub catalogue: Result<Arc<Catalogue>, ProviderError>,
+    /// The offerings that were refused lately.
+    pub refusals: Refusals,
+    /// The time at which the refusals count.
+    pub now: Duration,
+}
 
 impl Cells {
     /// Returns the cells of these ids that have not ended, and whether their agents are connected.
@@ -45,7 +59,8 @@ impl Cells {
 
     /// Returns the public address of an instance and its names, as far as they are known.
     pub(crate) fn names(&self, instance: &InstanceId) -> InstanceNames {
-        self.shared.provider.names(instance)
+        let names = self.shared.sources.iter().map(|source| source.provider.names(instance));
+        names.into_iter().find(|names| *names != InstanceNames::default()).unwrap_or_default()
     }
 
     /// Returns the pods that wait for their cells.
@@ -73,29 +88,33 @@ impl Cells {
         &self.shared.history
     }
 
-    /// Returns the provider's catalogue with the prices of now, the offerings that were refused
-    /// lately, and the time for which they are looked up.
-    pub(crate) async fn catalogue(
-        &self,
-    ) -> Result<(Arc<Catalogue>, Refusals, Duration), ProviderError> {
-        let catalogue = self.shared.prices.current(&*self.shared.provider).await?;
-        let refusals = self.shared.core().engine.refusals().clone();
-        Ok((catalogue, refusals, now().boot))
+    /// Returns the catalogue of each provider with the prices of now, its offerings that were
+    /// refused lately, and the time for which they are looked up.
+    pub(crate) async fn catalogues(&self) -> Vec<ProviderCatalogue> {
+        let read = self.shared.sources.iter().map(|source| async {
+            let catalogue = source.catalogue().await;
+            let refusals = self.shared.core().engine.refusals(source.key());
+            ProviderCatalogue { provider: source.key(), catalogue, refusals, now: now().boot }
+        });
+        join_all(read).await
     }
 
     /// Returns the end of the console of a cell's instance; empty for an unknown cell, and before
     /// the launch is answered.
     pub(crate) async fn console(&self, id: &CellId) -> Result<String, ProviderError> {
         let view = self.shared.core().engine.cell_view(id, now());
-        match view.as_ref().and_then(|view| view.state.instance()) {
-            Some(instance) => provider_calls::console(&*self.shared.provider, instance).await,
+        let source = self.shared.source_of(&self.shared.core(), id);
+        match view.as_ref().and_then(|view| view.state.instance()).zip(source) {
+            Some((instance, source)) => provider_calls::console(&*source.provider, instance).await,
             None => Ok(view.and_then(|view| view.console).unwrap_or_default()),
         }
     }
 
-    /// Returns the instances of this owner that the provider lists.
+    /// Returns the instances of this owner that the providers list. The list is whole, or an error.
     pub(crate) async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
-        provider_calls::list_owned(&*self.shared.provider).await
+        let lists = self.shared.sources.iter();
+        let lists = lists.map(|source| provider_calls::list_owned(&*source.provider));
+        Ok(try_join_all(lists).await?.concat())
     }
 
     /// Stops launches of cells until they are permitted again, also after a restart. Returns the

@@ -3,7 +3,7 @@
 use std::{future::Future, net::IpAddr, sync::Arc, time::Duration};
 
 use kiyot_engine::{
-    engine::{Event, Launch},
+    engine::{Effect, Event, Launch},
     id::CellId,
     placement::Offering,
     provider::{
@@ -161,6 +161,7 @@ async fn detach_before_end(
 
 /// Terminates instances that belong to no cell. Those that remain are listed again.
 pub(super) async fn end_strays(provider: Arc<dyn Provider>, instances: Vec<InstanceId>) -> Event {
+    let key = provider.capabilities().provider;
     let ending = async { Ok(provider.terminate(&instances).await) };
     let outcomes = bounded("end instances that belong to no cell", ending).await;
     let error = match &outcomes {
@@ -173,7 +174,25 @@ pub(super) async fn end_strays(provider: Arc<dyn Provider>, instances: Vec<Insta
     let outcomes = outcomes.unwrap_or_default();
     let is_accepted = |instance: &InstanceId| outcomes.get(instance).is_some_and(Result::is_ok);
     let (accepted, failed) = instances.into_iter().partition(is_accepted);
-    Event::StraysEnded { accepted, failed }
+    Event::StraysEnded { provider: key, accepted, failed }
+}
+
+/// Returns the outcome of a call to a provider that is not configured. The node shares nothing with
+/// an instance that no provider attached.
+pub(super) async fn unconfigured(cell: CellId, effect: Effect) -> Event {
+    let error = ProviderError::without_cause(
+        ErrorClass::NotFound,
+        format!("call the provider of {cell}, which is not configured"),
+    );
+    match effect {
+        Effect::Launch(_) => Event::Launched(cell, Err(error)),
+        Effect::Attach(..) => Event::Attached(cell, Err(error)),
+        Effect::Detach(_) => Event::Detached(cell, Ok(())),
+        Effect::Terminate { .. } => {
+            Event::Terminated { cell, outcome: Err(error), console: String::new() }
+        }
+        _ => Event::Described(cell, Err(error)),
+    }
 }
 
 /// Returns the end of an instance's console without control characters.

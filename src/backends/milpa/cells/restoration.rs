@@ -2,9 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
+use kiyot_engine::provider::Provider;
 use tokio::time::{sleep, timeout};
 
-use super::shared::Shared;
+use super::{providers::CellSource, shared::Shared};
 
 /// Bounds a restoration: a transaction of the firewall for each cell.
 const RESTORATION_TIMEOUT: Duration = Duration::from_secs(300);
@@ -17,15 +18,15 @@ const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Bounds the attempts: about half an hour.
 const MAX_ATTEMPTS: u32 = 35;
 
-/// Restores the attachments of a previous daemon, until the daemon stops.
-pub(super) async fn run(shared: Arc<Shared>) {
-    shared.stop.run_until_cancelled(restore(&shared)).await;
+/// Restores the attachments that a provider made for a previous daemon, until the daemon stops.
+pub(super) async fn run(shared: Arc<Shared>, source: Arc<CellSource>) {
+    shared.stop.run_until_cancelled(restore(&*source.provider)).await;
 }
 
 /// Makes the cgroups of running pods again, before the kubelet sees the pods. A failure is logged:
 /// the node's pods must not wait for it.
-pub(super) async fn cgroups(shared: &Shared, parents: &[String]) {
-    match timeout(CGROUPS_TIMEOUT, shared.provider.restore_cgroups(parents)).await {
+pub(super) async fn cgroups(provider: &dyn Provider, parents: &[String]) {
+    match timeout(CGROUPS_TIMEOUT, provider.restore_cgroups(parents)).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(
             error = &error as &dyn std::error::Error,
@@ -38,10 +39,10 @@ pub(super) async fn cgroups(shared: &Shared, parents: &[String]) {
     }
 }
 
-async fn restore(shared: &Shared) {
+async fn restore(provider: &dyn Provider) {
     let mut pause = FIRST_PAUSE;
     for attempt in 1..=MAX_ATTEMPTS {
-        match timeout(RESTORATION_TIMEOUT, shared.provider.restore()).await {
+        match timeout(RESTORATION_TIMEOUT, provider.restore()).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => tracing::warn!(
                 attempt,

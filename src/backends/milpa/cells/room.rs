@@ -20,14 +20,15 @@ impl Cells {
             CellRequest { launch_type: LaunchType::SpotPreferred, ..CellRequest::default() };
         let needs = Arc::new(self.needs(&request, &Requested::default()));
         let wanted = Wanted { request, needs, ..Wanted::default() };
-        let (candidates, parameters, choice) = self.offers(&wanted).await;
-        let core = self.shared.core();
-        Some(core.engine.room(candidates, &parameters, choice.as_ref(), now()))
+        let offers = self.offers(&wanted).await;
+        Some(self.shared.core().engine.room(&offers, now()))
     }
 
-    /// Returns what cells can have at most within limits, if the provider's catalogue is known.
+    /// Returns what cells on other machines can have at most within limits, if their catalogue is
+    /// known.
     pub(crate) async fn most(&self, limits: Limits) -> Option<Most> {
-        let catalogue = self.shared.prices.current(&*self.shared.provider).await.ok()?;
-        Some(Most::of(&catalogue, &self.rules, limits.max_cells, limits.price))
+        let source = self.shared.sources.iter().find(|source| source.capabilities.remote)?;
+        let catalogue = source.catalogue().await.ok()?;
+        Some(Most::of(&catalogue, &source.rules, limits.max_cells, limits.price))
     }
 }

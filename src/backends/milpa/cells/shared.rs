@@ -15,6 +15,7 @@ use kiyot_engine::{
     OrderKey, StoreError,
     engine::{
         CellError, Change, ClaimRefusal, CommitOf, Effect, Effects, Engine, Event, Notice, Now,
+        ProviderKey,
     },
     id::{CellId, SandboxId},
     provider::{Attached, Provider, Termination},
@@ -35,8 +36,8 @@ use super::{
     },
     CellEvent, Links,
     history::History,
-    prices::Prices,
     provider_calls,
+    providers::{CellSource, CellSources},
 };
 use crate::metrics::Launches;
 
@@ -52,8 +53,7 @@ type Bound = (CellId, Attached);
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) store: Store,
-    pub(super) provider: Arc<dyn Provider>,
-    pub(super) prices: Prices,
+    pub(super) sources: CellSources,
     /// Counters of launches.
     pub(super) launches: Arc<Launches>,
     pub(super) links: Arc<OnceLock<Arc<dyn Links>>>,
@@ -63,10 +63,6 @@ pub(super) struct Shared {
     pub(super) history: History,
     /// Limits the events of a cell that connects.
     connects: LogLimits<CellId>,
-    /// Requests a listing of the provider's instances before its period is over.
-    pub(super) list_now: Notify,
-    /// Requests listings soon: instances are ending.
-    pub(super) list_soon: Notify,
     /// Signals that the next timer has changed.
     timers_changed: Notify,
     pub(super) tasks: TaskTracker,
@@ -92,6 +88,8 @@ pub(super) struct Core {
     pub(super) callers: HashMap<OrderKey, usize>,
     /// The time of each cell's launch by this daemon.
     launched: HashMap<CellId, Instant>,
+    /// The providers of cells with effects: the engine may not know a cell any more.
+    providers: HashMap<CellId, ProviderKey>,
 }
 
 impl Core {
@@ -109,6 +107,7 @@ impl Core {
             claims: HashMap::new(),
             callers: HashMap::new(),
             launched: HashMap::new(),
+            providers: HashMap::new(),
         }
     }
 }
@@ -117,22 +116,19 @@ impl Shared {
     /// Returns the state of a daemon's cells.
     pub(super) fn new(
         store: Store,
-        provider: Arc<dyn Provider>,
+        sources: CellSources,
         links: Arc<OnceLock<Arc<dyn Links>>>,
         engine: Engine,
     ) -> Self {
         Self {
             store,
-            provider,
-            prices: Prices::default(),
+            sources,
             launches: Arc::default(),
             links,
             core: Mutex::new(Core::new(engine)),
             events: broadcast::channel(EVENT_CAPACITY).0,
             history: History::default(),
             connects: LogLimits::default(),
-            list_now: Notify::new(),
-            list_soon: Notify::new(),
             timers_changed: Notify::new(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -145,10 +141,12 @@ impl Shared {
 
     /// Passes an event to the engine, and starts its effects.
     pub(super) fn handle(self: &Arc<Self>, event: Event) {
-        if let Event::Terminated { outcome: Ok(Termination::Accepted), .. } = &event {
-            self.list_soon.notify_one();
-        }
         self.with_core(|core, now| {
+            if let Event::Terminated { cell, outcome: Ok(Termination::Accepted), .. } = &event
+                && let Some(source) = self.source_of(core, cell)
+            {
+                source.list_soon.notify_one();
+            }
             // Readers of the history find what it changes in the cell only with this lock.
             self.history.of_outcome(&event);
             ((), core.engine.handle(event, now))
@@ -193,6 +191,9 @@ impl Shared {
                 self.perform_at_once(core, None, effect);
                 continue;
             };
+            if let Some(provider) = core.engine.provider_of(&cell) {
+                core.providers.insert(cell.clone(), provider);
+            }
             if let Some(queue) = core.queues.get_mut(&cell) {
                 queue.push_back((event, effect));
                 continue;
@@ -311,9 +312,16 @@ impl Shared {
         }
     }
 
+    /// Returns the provider that is called for a cell, if it is configured.
+    pub(super) fn source_of(&self, core: &Core, cell: &CellId) -> Option<&Arc<CellSource>> {
+        self.sources.get(core.engine.provider_of(cell)?)
+    }
+
     /// Carries out an effect that needs no wait, or starts its call.
     fn perform_at_once(self: &Arc<Self>, core: &mut Core, cell: Option<&CellId>, effect: Effect) {
-        let provider = || Arc::clone(&self.provider);
+        let key = cell.and_then(|cell| core.providers.get(cell));
+        let source = key.and_then(|key| self.sources.get(key));
+        let provider = source.map(|source| Arc::clone(&source.provider));
         match (effect, cell) {
             (Effect::AnswerClaim(claim, outcome), _) => {
                 if let Some(answer) = core.claims.remove(&claim) {
@@ -323,9 +331,10 @@ impl Shared {
             (Effect::AnswerOrder(order, outcome), cell) => {
                 self.answer_order(core, cell, &order, &outcome);
             }
-            (Effect::EndStrays(instances), _) => {
-                tracing::warn!(?instances, "terminating stray instances");
-                let (shared, provider) = (Arc::clone(self), provider());
+            (Effect::EndStrays(key, instances), _) => {
+                let Some(source) = self.sources.get(key) else { return };
+                tracing::warn!(provider = key, ?instances, "terminating stray instances");
+                let (shared, provider) = (Arc::clone(self), Arc::clone(&source.provider));
                 let stop = self.stop.clone();
                 self.tasks.spawn(async move {
                     let ending = provider_calls::end_strays(provider, instances);
@@ -341,30 +350,17 @@ impl Shared {
                 self.history.of_notice(cell, &notice);
                 log(cell, &notice);
             }
-            (Effect::Launch(launch), Some(cell)) => {
-                self.ensure_link(core, cell);
-                self.history.of_cell(cell, "Launching", "");
-                core.launched.entry(cell.clone()).or_insert_with(Instant::now);
-                let launches = Arc::clone(&self.launches);
-                self.call(cell, provider_calls::launch(provider(), launch, launches));
-            }
-            (Effect::Attach(instance, attachment), Some(cell)) => {
-                let peer = self.links.get().and_then(|links| links.peer_address(cell));
-                let call =
-                    provider_calls::attach(provider(), cell.clone(), instance, attachment, peer);
-                self.call(cell, call);
-            }
-            (Effect::Detach(instance), Some(cell)) => {
-                self.call(cell, provider_calls::detach(provider(), cell.clone(), instance));
-            }
-            (Effect::Terminate { instance, with_console }, Some(cell)) => {
-                let call =
-                    provider_calls::terminate(provider(), cell.clone(), instance, with_console);
-                self.call(cell, call);
-            }
-            (Effect::Describe(instance), Some(cell)) => {
-                self.call(cell, provider_calls::describe(provider(), cell.clone(), instance));
-            }
+            (
+                effect @ (Effect::Launch(_)
+                | Effect::Attach(..)
+                | Effect::Detach(_)
+                | Effect::Terminate { .. }
+                | Effect::Describe(_)),
+                Some(cell),
+            ) => match provider {
+                Some(provider) => self.call_provider(core, cell, provider, effect),
+                None => self.call(cell, provider_calls::unconfigured(cell.clone(), effect)),
+            },
             (Effect::ShutDown, Some(cell)) => {
                 let (links, cell_of_call) = (self.links.get().cloned(), cell.clone());
                 self.call(cell, async move {
@@ -398,6 +394,7 @@ impl Shared {
                 self.history.of_cell(cell, "Ended", &reason);
                 core.links.remove(cell);
                 core.launched.remove(cell);
+                core.providers.remove(cell);
                 if let Some(links) = self.links.get() {
                     links.forget(cell);
                 }
@@ -405,6 +402,43 @@ impl Shared {
             }
             // A commit is awaited by its queue, and every other effect has a cell.
             (_, _) => {}
+        }
+    }
+
+    /// Starts a call to the provider of a cell.
+    fn call_provider(
+        self: &Arc<Self>,
+        core: &mut Core,
+        cell: &CellId,
+        provider: Arc<dyn Provider>,
+        effect: Effect,
+    ) {
+        let id = cell.clone();
+        match effect {
+            Effect::Launch(launch) => {
+                self.ensure_link(core, cell);
+                self.history.of_cell(cell, "Launching", "");
+                core.launched.entry(id).or_insert_with(Instant::now);
+                let launches = Arc::clone(&self.launches);
+                self.call(cell, provider_calls::launch(provider, launch, launches));
+            }
+            Effect::Attach(instance, attachment) => {
+                let peer = self.links.get().and_then(|links| links.peer_address(cell));
+                let call = provider_calls::attach(provider, id, instance, attachment, peer);
+                self.call(cell, call);
+            }
+            Effect::Detach(instance) => {
+                self.call(cell, provider_calls::detach(provider, id, instance));
+            }
+            Effect::Terminate { instance, with_console } => {
+                let call = provider_calls::terminate(provider, id, instance, with_console);
+                self.call(cell, call);
+            }
+            Effect::Describe(instance) => {
+                self.call(cell, provider_calls::describe(provider, id, instance));
+            }
+            // No other effect is a call to a provider.
+            _ => {}
         }
     }
 

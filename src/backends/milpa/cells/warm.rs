@@ -6,65 +6,72 @@ use std::{
     time::Duration,
 };
 
-use futures::future::OptionFuture;
+use futures::future::{OptionFuture, join_all};
 use kiyot_config::WarmPool;
 use kiyot_engine::{
     Wanted,
-    engine::Pool,
-    placement::{self, Candidate, Catalogue, Needs, NoFit, Rules},
+    engine::{Pool, ProviderKey},
+    placement::{self, Candidate, Catalogue, Needs, NoFit, NodeShare},
     provider::ProviderError,
 };
 use kiyot_values::backoff::doubled;
 use tokio::{sync::watch, time::sleep};
 
-use super::shared::Shared;
+use super::{providers::CellSource, shared::Shared};
 
 /// The period in which the offerings of pools are chosen again: prices change by the hour.
 const PERIOD: Duration = Duration::from_secs(300);
 /// The first pause after a catalogue that could not be read.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
+/// A catalogue with a provider's parameters.
+type Read = (Arc<Catalogue>, BTreeMap<String, String>);
+/// A pool's offerings, the further ones, and the part of the node of each cell.
+type Offerings = (Vec<Candidate>, Vec<Candidate>, NodeShare);
+
 /// Keeps the engine's pools as configured, until the daemon stops.
-pub(super) async fn run(
-    shared: Arc<Shared>,
-    rules: Arc<Rules>,
-    mut configured: watch::Receiver<Vec<WarmPool>>,
-) {
+pub(super) async fn run(shared: Arc<Shared>, mut configured: watch::Receiver<Vec<WarmPool>>) {
     let mut unfit = BTreeSet::new();
     // The consecutive readings that failed.
     let mut failures = 0_u32;
     loop {
         let pools = configured.borrow_and_update().clone();
-        // Before the catalogue is known: cells of other pools end, and those of a previous daemon
+        // Before the catalogues are known: cells of other pools end, and those of a previous daemon
         // can be taken.
-        set(&shared, &rules, &pools, |_| None);
+        set(&shared, &pools, |_, _| None);
         let mut wait = None;
         if !pools.is_empty() {
-            wait = match shared.stop.run_until_cancelled(read(&shared)).await {
-                None => return,
-                Some(Ok((catalogue, parameters))) => {
-                    failures = 0;
-                    shared.with_core(|core, now| {
-                        ((), core.engine.set_pool_parameters(parameters, now))
-                    });
-                    let candidates = |pool: &WarmPool| {
-                        let ranked = candidates(&catalogue, &rules, pool, &mut unfit);
-                        let needs = Needs::of_pool(pool, &rules.defaults);
-                        Some((ranked, placement::rank_further(&catalogue, &needs, &rules)))
-                    };
-                    set(&shared, &rules, &pools, candidates);
-                    Some(PERIOD)
-                }
-                Some(Err(error)) => {
-                    if failures == 0 {
-                        let error = &error as &dyn std::error::Error;
-                        tracing::warn!(error, "catalogue not read, warm pools are not filled");
-                    }
-                    let pause = doubled(RETRY_PAUSE, failures, PERIOD);
-                    failures = failures.saturating_add(1);
-                    Some(pause)
-                }
+            let Some(read) = shared.stop.run_until_cancelled(read(&shared, &pools)).await else {
+                return;
             };
+            let mut catalogues = BTreeMap::new();
+            let mut has_failed = false;
+            for (key, outcome) in read {
+                match outcome {
+                    Ok((catalogue, parameters)) => {
+                        catalogues.insert(key, catalogue);
+                        shared.with_core(|core, now| {
+                            ((), core.engine.set_pool_parameters(key, parameters, now))
+                        });
+                    }
+                    Err(error) => {
+                        has_failed = true;
+                        if failures == 0 {
+                            let error = &error as &dyn std::error::Error;
+                            tracing::warn!(
+                                provider = key,
+                                error,
+                                "catalogue not read, warm pools are not filled"
+                            );
+                        }
+                    }
+                }
+            }
+            set(&shared, &pools, |source, pool| {
+                Some(candidates(catalogues.get(source.key())?, source, pool, &mut unfit))
+            });
+            wait = Some(if has_failed { doubled(RETRY_PAUSE, failures, PERIOD) } else { PERIOD });
+            failures = if has_failed { failures.saturating_add(1) } else { 0 };
         }
         tokio::select! {
             () = shared.stop.cancelled() => return,
@@ -78,47 +85,70 @@ pub(super) async fn run(
     }
 }
 
-/// Returns the catalogue and the provider's parameters of a pod without annotations.
-async fn read(
-    shared: &Shared,
-) -> Result<(Arc<Catalogue>, BTreeMap<String, String>), ProviderError> {
-    let catalogue = shared.prices.current(&*shared.provider).await?;
-    let parameters = shared.provider.parameters(&Wanted::default()).await?;
-    Ok((catalogue, parameters))
+/// Returns the provider of a pool: the configured one, or else the first.
+fn source_of<'s>(shared: &'s Shared, pool: &WarmPool) -> Option<&'s Arc<CellSource>> {
+    match pool.provider {
+        Some(provider) => shared.sources.get(provider.name()),
+        None => shared.sources.iter().next(),
+    }
 }
 
-/// Passes the pools to the engine, each with its offerings and the further ones; `None` keeps those
-/// that a pool has.
+/// Returns the catalogues of the pools' providers, and their parameters of a pod without
+/// annotations.
+async fn read(
+    shared: &Shared,
+    pools: &[WarmPool],
+) -> Vec<(ProviderKey, Result<Read, ProviderError>)> {
+    let sources = shared.sources.iter().filter(|source| {
+        let is_own =
+            |pool: &WarmPool| source_of(shared, pool).is_some_and(|it| it.key() == source.key());
+        pools.iter().any(is_own)
+    });
+    join_all(sources.map(|source| async {
+        let read = async {
+            let catalogue = source.catalogue().await?;
+            Ok((catalogue, source.provider.parameters(&Wanted::default()).await?))
+        };
+        (source.key(), read.await)
+    }))
+    .await
+}
+
+/// Passes the pools to the engine, each with its offerings; `None` keeps those that a pool has.
 fn set(
     shared: &Arc<Shared>,
-    rules: &Rules,
     pools: &[WarmPool],
-    mut candidates: impl FnMut(&WarmPool) -> Option<(Vec<Candidate>, Vec<Candidate>)>,
+    mut offerings: impl FnMut(&CellSource, &WarmPool) -> Option<Offerings>,
 ) {
-    let pools: Vec<Pool> = pools
-        .iter()
-        .map(|pool| {
-            let (candidates, further) = candidates(pool).unzip();
-            Pool {
-                name: pool.to_string().into(),
-                machine: Needs::of_pool(pool, &rules.defaults).machine(),
-                count: pool.count,
-                ttl: pool.ttl,
-                candidates,
-                further: further.unwrap_or_default(),
-            }
+    let pools = pools.iter().filter_map(|pool| {
+        let source = source_of(shared, pool)?;
+        let (candidates, further, share) = match offerings(source, pool) {
+            Some((candidates, further, share)) => (Some(candidates), further, share),
+            None => (None, Vec::new(), NodeShare::default()),
+        };
+        Some(Pool {
+            name: pool.to_string().into(),
+            provider: source.key(),
+            machine: Needs::of_pool(pool, &source.rules.defaults).machine(),
+            count: pool.count,
+            ttl: pool.ttl,
+            candidates,
+            further,
+            share,
         })
-        .collect();
+    });
+    let pools: Vec<Pool> = pools.collect();
     shared.with_core(|core, now| ((), core.engine.set_pools(pools, now)));
 }
 
 /// Returns the offerings of a pool. A pool that no offering fits is logged once.
 fn candidates(
     catalogue: &Catalogue,
-    rules: &Rules,
+    source: &CellSource,
     pool: &WarmPool,
     unfit: &mut BTreeSet<String>,
-) -> Vec<Candidate> {
+) -> Offerings {
+    let rules = &*source.rules;
     let needs = Needs::of_pool(pool, &rules.defaults);
     let ranked = placement::rank(catalogue, &needs, rules, &());
     let name = pool.to_string();
@@ -128,5 +158,6 @@ fn candidates(
         let error = NoFit::new(catalogue, &needs, rules);
         tracing::error!(%pool, error = &error as &dyn std::error::Error, "warm pool stays empty");
     }
-    ranked
+    let share = NodeShare::of(catalogue, &needs).unwrap_or_default();
+    (ranked, placement::rank_further(catalogue, &needs, rules), share)
 }

@@ -54,7 +54,9 @@ impl CriService {
         if let Some(refusal) = self.move_to_node(&sandbox, config, deadline).await {
             return Err(refusal);
         }
-        policy::check_container(&self.rules(), config).map_err(status_code::of_refusal)?;
+        if let Some(rules) = self.rules_of_cell(&sandbox.cell) {
+            policy::check_container(&rules, config).map_err(status_code::of_refusal)?;
+        }
         self.sync.records.refresh_annotations(&sandbox, request.sandbox_config.as_ref()).await;
         let key = (sandbox.id.clone(), metadata.name.clone());
         loop {
@@ -170,7 +172,7 @@ impl CriService {
                 recorded.image_ref = id;
             }
         }
-        let rules = self.rules();
+        let rules = self.rules_of(cell.capabilities);
         let mut cell_request = requests::create_container(
             request,
             requests::InCell {

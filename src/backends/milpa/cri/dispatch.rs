@@ -10,7 +10,10 @@ use prost::Message;
 use tonic::Status;
 
 use super::CriService;
-use crate::backends::{Features, Method, milpa::policy};
+use crate::backends::{
+    Features, Method,
+    milpa::policy::{self, Rules},
+};
 
 impl CriService {
     /// Answers a call from memory, without waiting; `None` if it needs [`Self::call`].
@@ -22,7 +25,8 @@ impl CriService {
     /// the end of the sentence "it ...".
     pub fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
         // Without such a policy nothing is decoded. An invalid request fails in the call itself.
-        let rules = self.rules();
+        // The policy is the same for all providers.
+        let rules = self.rules().into_iter().next()?;
         let request =
             rules.keeps_any_local().then(|| cri::RunPodSandboxRequest::decode(message).ok())??;
         let config = request.config.as_ref()?;
@@ -33,7 +37,7 @@ impl CriService {
     pub fn features(&self) -> Features {
         Features {
             recursive_read_only_mounts: self.sync.features.recursive_read_only_mounts(),
-            may_be_on_node: self.rules().keeps_any_local(),
+            may_be_on_node: self.rules().first().is_some_and(Rules::keeps_any_local),
         }
     }
 

@@ -47,7 +47,9 @@ impl CriService {
     /// Returns why the pod of a requested sandbox has moved to the node.
     pub(super) fn has_moved(&self, config: &cri::PodSandboxConfig) -> Option<String> {
         let uid = &config.metadata.as_ref()?.uid;
-        policy::keeps_kernel_access_local(&self.rules()).then(|| self.moved.reason(uid)).flatten()
+        let mut rules = self.rules().into_iter();
+        let keeps_local = rules.any(|rules| policy::keeps_kernel_access_local(&rules));
+        keeps_local.then(|| self.moved.reason(uid)).flatten()
     }
 
     /// Ends the cell of a sandbox whose pod runs on the node from now on, and returns the refusal
@@ -61,7 +63,7 @@ impl CriService {
         config: &cri::ContainerConfig,
         deadline: Option<Instant>,
     ) -> Option<Status> {
-        let reason = policy::moves_to_node(&self.rules(), config)?;
+        let reason = policy::moves_to_node(&self.rules_of_cell(&sandbox.cell)?, config)?;
         let runs = self
             .pods
             .containers_of(&sandbox.id)

@@ -1,15 +1,18 @@
 //! `RunPodSandbox`: a single cell for a pod, however often it is called.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use kiyot_engine::{
     OrderKey, Wanted,
+    engine::ProviderKey,
     id::SandboxId,
     placement::{ApiRequests, REQUESTS_TIMEOUT, Requested},
     provider::Attached,
+    request::CellRequest,
 };
 use kiyot_proto::{cri, store as records};
 use kiyot_values::error_chain::error_chain;
@@ -62,15 +65,46 @@ impl CriService {
         timeout(REQUESTS_TIMEOUT, requests.of_pod(&metadata.uid)).await.ok().flatten()
     }
 
+    /// Returns the providers whose cells are not what a pod asks for, or lack what it requests,
+    /// with the reasons. If no provider is left, the pod is refused.
+    fn refused_by(
+        &self,
+        config: &cri::PodSandboxConfig,
+        request: &CellRequest,
+    ) -> Result<BTreeMap<ProviderKey, Arc<str>>, Status> {
+        let rules_of_all = self.rules();
+        let mut refused = BTreeMap::new();
+        for rules in &rules_of_all {
+            let provider = rules.capabilities.provider;
+            if let Some(reason) = request.refusal_of(&rules.capabilities) {
+                refused.insert(provider, reason.into());
+            } else if let Err(refusal) = policy::check_sandbox(rules, config) {
+                // That of a single provider needs no name.
+                if rules_of_all.len() == 1 {
+                    return Err(status_code::of_refusal(refusal));
+                }
+                refused.insert(provider, refusal.to_string().into());
+            }
+        }
+        if refused.len() < rules_of_all.len() {
+            return Ok(refused);
+        }
+        let causes = refused.iter().map(|(provider, why)| format!("{provider}: {why}"));
+        Err(Status::invalid_argument(format!(
+            "no provider has a cell for the pod: {}",
+            causes.collect::<Vec<_>>().join("; ")
+        )))
+    }
+
     /// Returns what a pod wants, by its CRI request and the Kubernetes API.
     async fn wanted(&self, config: &cri::PodSandboxConfig) -> Result<Wanted, Status> {
         let metadata = config
             .metadata
             .as_ref()
             .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
-        policy::check_sandbox(&self.rules(), config).map_err(status_code::of_refusal)?;
         let request = annotations::parse(&config.annotations)
             .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
+        let refused_by = self.refused_by(config, &request)?;
         let api = self.api_requests(config).await;
         policy::check_gpus(&request, api.as_ref()).map_err(status_code::of_refusal)?;
         let of_cri = Requested::of_sandbox(config);
@@ -87,6 +121,7 @@ impl CriService {
             labels: config.labels.clone().into_iter().collect(),
             needs: Arc::new(self.cells.needs(&request, &requested)),
             request,
+            refused_by,
             ports: policy::host_ports(config).map_err(status_code::of_refusal)?,
             cgroup_parent: linux.map(|linux| linux.cgroup_parent.clone()).unwrap_or_default(),
         })
@@ -240,8 +275,9 @@ impl CriService {
             Ok(()) => {
                 let addresses = &attached.addresses;
                 tracing::info!(sandbox = %id, cell = %cell.id, pod, ?addresses, "sandbox created");
+                let rules = self.rules_of(cell.capabilities);
                 for granted in
-                    request.config.iter().flat_map(|config| policy::granted(&self.rules(), config))
+                    request.config.iter().flat_map(|config| policy::granted(&rules, config))
                 {
                     tracing::info!(sandbox = %id, pod, "the pod {granted}");
                 }
@@ -290,7 +326,7 @@ impl CriService {
     ) -> Result<(), Status> {
         let config = request.config.clone().unwrap_or_default();
         let hello = cell_client::connected(cell, pod, None).await?;
-        let rules = self.rules();
+        let rules = self.rules_of(cell.capabilities);
         // The policy may have changed since the call began.
         policy::check_sandbox(&rules, &config).map_err(status_code::of_refusal)?;
         let resolvers = policy::forwarded_resolvers(&rules.policy, &config);

@@ -50,7 +50,7 @@ pub(super) fn of_cell(error: &CellError) -> Status {
 
 fn code_of_cell(error: &CellError) -> Code {
     match error {
-        CellError::Launches { last, .. } => code_of_cell(last),
+        CellError::Launches { last, .. } | CellError::NoProvider { last, .. } => code_of_cell(last),
         CellError::Denied { source, .. } | CellError::Provider(source) => {
             code_of_class(source.class)
         }
@@ -59,6 +59,7 @@ fn code_of_cell(error: &CellError) -> Code {
         CellError::AllRefused(_)
         | CellError::Full { .. }
         | CellError::OverBudget(_)
+        | CellError::NodeFull { .. }
         | CellError::Queued { .. } => Code::ResourceExhausted,
         CellError::Cordoned
         | CellError::Silent { .. }
@@ -68,7 +69,7 @@ fn code_of_cell(error: &CellError) -> Code {
         | CellError::PortTaken(_)
         | CellError::Starting
         | CellError::Stopping => Code::Unavailable,
-        CellError::Foreign(_) => Code::FailedPrecondition,
+        CellError::Foreign(_) | CellError::Refused(_) => Code::FailedPrecondition,
         CellError::Store(..) | CellError::Randomness(_) => Code::Internal,
     }
 }

@@ -24,7 +24,7 @@ impl CriService {
         let cell = self.connected_cell(&sandbox, deadline).await?;
         let timeout = time_left(deadline, CALL_TIMEOUT);
         let mut request = request.to(&container.cell_container);
-        if self.rules().capabilities.own_kernel {
+        if cell.capabilities.own_kernel {
             request = request.without_node_hardware();
         }
         let updated = CellClient::new(&cell).update_container_resources(timeout, request).await;

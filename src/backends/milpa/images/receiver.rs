@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
+use kiyot_engine::provider::Capabilities;
 use kiyot_link::architecture::{self, of_this_machine};
 use kiyot_proto::{
     cell::{BlobPart, HelloReply, PullNews, PutImageRequest, UnpackedLayer, WatchPullsRequest},
@@ -58,6 +59,10 @@ pub(super) trait Receiver: Send + Sync {
     fn count(&self, bytes: usize) {
         let _ = bytes;
     }
+    /// Returns whether the cell is on another machine.
+    fn is_remote(&self) -> bool;
+    /// Returns whether the cell sees the files of the node.
+    fn sees_node_files(&self) -> bool;
     /// Mounts layers of the node.
     async fn mount_layers(&self, layers: Vec<UnpackedLayer>) -> Result<(), Failure>;
     /// Names an image.
@@ -75,6 +80,8 @@ pub(super) struct CellReceiver {
     pub(super) bytes: ByteCounter,
     /// Limits of copies; `None` for a cell on the node.
     pub(super) limits: Option<Arc<CopyLimits>>,
+    /// Capabilities of the cell's provider.
+    pub(super) capabilities: Capabilities,
 }
 
 impl CellReceiver {
@@ -89,6 +96,14 @@ impl Receiver for CellReceiver {
     async fn architecture(&self) -> Result<&'static str, Failure> {
         let hello = self.hello().await?;
         Ok(architecture::named(&hello.architecture).unwrap_or_else(of_this_machine))
+    }
+
+    fn is_remote(&self) -> bool {
+        self.capabilities.remote
+    }
+
+    fn sees_node_files(&self) -> bool {
+        self.capabilities.sees_node_files
     }
 
     async fn pause_image(&self) -> Result<String, Failure> {

@@ -215,6 +215,14 @@ struct FakeCell {
 
 #[async_trait]
 impl Receiver for FakeCell {
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn sees_node_files(&self) -> bool {
+        true
+    }
+
     async fn architecture(&self) -> Result<&'static str, Failure> {
         Ok(self.architecture.unwrap_or_else(of_this_machine))
     }

@@ -1,68 +1,82 @@
 //! Offerings and their prices.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use kiyot_engine::{
-    placement::{Accuracy, Candidate, Catalogue, Entry, Market, Offer, Offering, Refusals},
+    engine::ProviderKey,
+    placement::{Accuracy, Candidate, Catalogue, Entry, Market, Offer, Offering},
     provider::ProviderError,
     request::Architecture,
 };
 use kiyot_proto::admin;
-use kiyot_values::price::Price;
 
 use super::Inventory;
+use crate::backends::milpa::cells::ProviderCatalogue;
 
 impl Inventory {
-    /// Returns the catalogue with the prices of now, the offerings that were refused lately, and
-    /// the time for which they are looked up.
-    pub async fn catalogue(&self) -> Result<(Arc<Catalogue>, Refusals, Duration), ProviderError> {
-        self.cells.catalogue().await
+    /// Returns the catalogue of each provider with the prices of now, and its offerings that were
+    /// refused lately.
+    pub(crate) async fn catalogues(&self) -> Vec<ProviderCatalogue> {
+        self.cells.catalogues().await
     }
 
-    /// Returns the catalogue's offerings with the prices of now. That of a provider without sizes
-    /// has neither CPU nor memory.
+    /// Returns the offerings of all catalogues with the prices of now. That of a provider without
+    /// sizes has neither CPU nor memory. An error only if no catalogue could be read.
     pub async fn offerings(&self) -> Result<Vec<admin::CatalogueOffering>, ProviderError> {
-        let (catalogue, refusals, now) = self.cells.catalogue().await?;
-        let reason = |offering: &Offering| refusals.reason(offering, now);
-        let message = |entry: &Entry, offer: &Offer| {
+        let (mut offerings, mut failure) = (Vec::new(), None);
+        let mut is_any_known = false;
+        for ProviderCatalogue { provider, catalogue, refusals, now } in self.catalogues().await {
+            match catalogue {
+                Ok(catalogue) => {
+                    is_any_known = true;
+                    let reason = |offering: &Offering| refusals.reason(offering, now);
+                    offerings.extend(self.offerings_of(provider, &catalogue, reason));
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        match failure.filter(|_| !is_any_known) {
+            Some(error) => Err(error),
+            None => Ok(offerings),
+        }
+    }
+
+    fn offerings_of(
+        &self,
+        provider: ProviderKey,
+        catalogue: &Catalogue,
+        reason: impl Fn(&Offering) -> Option<Arc<str>>,
+    ) -> Vec<admin::CatalogueOffering> {
+        let message = |priced: &Candidate| admin::CatalogueOffering {
+            refused: reason(&priced.offering).map(|it| it.to_string()).unwrap_or_default(),
+            offering: Some(self::priced(priced)),
+            backend: self.backend.to_string(),
+            provider: provider.to_owned(),
+            ..admin::CatalogueOffering::default()
+        };
+        let of_type = |entry: &Entry, offer: &Offer| {
             let kind = &entry.instance_type;
-            let offering = Offering {
-                instance_type: kind.name.clone(),
-                zone: offer.zone.clone(),
-                market: offer.market,
-            };
-            let refused = reason(&offering).map(|reason| reason.to_string()).unwrap_or_default();
-            let priced = Candidate { offering, price: offer.price, accuracy: offer.accuracy };
+            let (price, accuracy) = (offer.price, offer.accuracy);
+            let priced = Candidate { offering: entry.offering(offer), price, accuracy };
             let architectures: Vec<_> =
                 kind.architectures.iter().map(ToString::to_string).collect();
             admin::CatalogueOffering {
-                offering: Some(self::priced(&priced)),
                 cpu_millis: kind.milli_cpus,
                 memory_bytes: kind.memory_mib.saturating_mul(1 << 20),
                 architecture: architectures.join(","),
                 gpus: kind.gpus.as_ref().map_or(0, |gpus| gpus.count),
-                refused,
-                backend: self.backend.to_string(),
+                ..message(&priced)
             }
         };
-        let offers = |entry: &Entry| {
-            let messages: Vec<_> = entry.offers.iter().map(|offer| message(entry, offer)).collect();
-            messages
-        };
-        let any_size = catalogue.any_size_offering().map(|offering| {
-            let refused = reason(offering).map(|reason| reason.to_string()).unwrap_or_default();
-            let (offering, price) = (offering.clone(), Price::FREE);
-            let priced = Candidate { offering, price, accuracy: Accuracy::Exact };
-            admin::CatalogueOffering {
-                offering: Some(self::priced(&priced)),
-                architecture: Architecture::of_node().to_string(),
-                refused,
-                backend: self.backend.to_string(),
-                ..admin::CatalogueOffering::default()
-            }
+        let any_size = catalogue.any_size_offering().map(|offering| admin::CatalogueOffering {
+            architecture: Architecture::of_node().to_string(),
+            ..message(&Candidate::free(offering.clone()))
         });
-        let of_types = catalogue.entries().iter().flat_map(offers);
-        Ok(any_size.into_iter().chain(of_types).collect())
+        let of_types = catalogue
+            .entries()
+            .iter()
+            .flat_map(|entry| entry.offers.iter().map(|offer| of_type(entry, offer)));
+        any_size.into_iter().chain(of_types).collect()
     }
 }
 

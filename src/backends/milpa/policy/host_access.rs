@@ -1,6 +1,6 @@
 //! Host access that a pod requests, and its outcome by the policy.
 
-use kiyot_config::{HostAccessPolicy, MilpaBackend, Policy, Privileged};
+use kiyot_config::{HostAccessPolicy, MilpaBackend, Policy, Privileged, ProviderKind};
 use kiyot_engine::provider::Capabilities;
 use kiyot_proto::cri;
 
@@ -30,7 +30,7 @@ pub(super) enum Outcome {
     Granted,
 }
 
-/// The policy of a backend, and the capabilities of its provider.
+/// The policy of a backend, and the capabilities of one of its providers.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     /// The policy of the configuration.
@@ -100,9 +100,13 @@ impl HostAccess {
 }
 
 impl Rules {
-    /// Returns the rules of a configured backend.
-    pub fn of(backend: &MilpaBackend) -> Self {
-        Self { policy: backend.policy, capabilities: capabilities_of(backend.provider) }
+    /// Returns the rules of the providers of a configured backend, in order.
+    pub fn of(backend: &MilpaBackend) -> Vec<Self> {
+        let rules = |provider: &ProviderKind| Self {
+            policy: backend.policy,
+            capabilities: capabilities_of(*provider),
+        };
+        backend.providers.iter().map(rules).collect()
     }
 
     pub(super) fn outcome(&self, access: HostAccess) -> Outcome {

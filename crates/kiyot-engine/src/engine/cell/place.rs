@@ -1,8 +1,8 @@
-//! Places in which a provider looks for instances: the node, or a region and an endpoint.
+//! Places in which providers look for instances: the node, or a region and an endpoint.
 //!
-//! A cell has the place in which it was launched. If the configuration names another, the provider
-//! does not know the instance, and neither its "not found" nor a confirmed end proves anything: the
-//! pod runs on. An instance that the provider shows is in its place, whatever the record says.
+//! A cell has the provider and the place of its launch. If no configured provider looks there, none
+//! knows the instance, and neither its "not found" nor a confirmed end proves anything: the pod
+//! runs on. An instance that a provider shows is in its place, whatever the record says.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    engine::{Cell, CommitOf, Engine, EngineConfig, Now},
+    engine::{Cell, CommitOf, Engine, Now, ProviderKey},
     id::CellId,
     provider::{ErrorClass, InstanceId, ProviderError},
 };
@@ -19,69 +19,84 @@ use crate::{
 pub(in crate::engine) const ELSEWHERE: &str =
     "it was launched by another provider, in another region or at another endpoint";
 
+impl Cell {
+    /// Returns the place of its launch, or else its provider.
+    fn launched_in(&self) -> Option<&Arc<str>> {
+        self.place.as_ref().or(self.provider.as_ref())
+    }
+}
+
 impl Engine {
-    /// Returns the places of cells in which the provider does not look, with their cells.
+    /// Returns the places of cells in which no provider looks, with their cells.
     pub fn other_places(&self) -> BTreeMap<Arc<str>, Vec<CellId>> {
         let mut places: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for cell in self.cells.values().filter(|cell| self.is_elsewhere(cell)) {
-            let Some(place) = cell.place.clone() else { continue };
+            let Some(place) = cell.launched_in().cloned() else { continue };
             places.entry(place).or_default().push(cell.id.clone());
         }
         places
     }
 
-    /// Returns the place in which the provider looks; empty if it has none.
-    pub fn provider_place(&self) -> &str {
-        self.config.place.as_deref().unwrap_or_default()
+    /// Returns the places in which the providers look; empty if they have none.
+    pub fn provider_places(&self) -> String {
+        let mut places: Vec<&str> =
+            self.providers.iter().filter_map(|provider| provider.place.as_deref()).collect();
+        places.dedup();
+        places.join(" and ")
     }
 
-    /// Returns true if the provider looks in another place than that of a cell. The place of a cell
-    /// of an older daemon is not known.
+    /// Returns the provider that is called for a cell; `None` if it is not configured.
+    pub fn provider_of(&self, id: &CellId) -> Option<ProviderKey> {
+        Some(self.providers.callee(self.cells.get(id)?)?.key())
+    }
+
+    /// Returns whether no provider looks in the place of a cell.
     pub(in crate::engine) fn is_elsewhere(&self, cell: &Cell) -> bool {
-        self.config.is_other_place(cell.place.as_ref())
+        self.providers.of(cell).is_none()
     }
 
-    /// Returns true if the end of a cell's pod awaits the confirmed end of the instance. The
+    /// Returns whether the end of a cell's pod awaits the confirmed end of the instance. A
     /// provider of another place can't confirm it.
     pub(in crate::engine) fn awaits_end_of(&self, cell: &Cell) -> bool {
-        self.capabilities.awaits_ends() && !self.is_elsewhere(cell)
+        self.providers.of(cell).is_some_and(|provider| provider.capabilities.awaits_ends())
     }
 
-    /// Returns the error of a termination in another place: the provider knows no such instance.
+    /// Returns the error of a termination in another place: no provider knows the instance.
     pub(in crate::engine) fn no_end_elsewhere(&self, id: &CellId) -> Option<ProviderError> {
         let cell = self.cells.get(id).filter(|cell| self.is_elsewhere(cell))?;
-        let (launched_in, looks_in) = (cell.place.as_deref()?, self.provider_place());
+        let (launched_in, look_in) = (cell.launched_in()?, self.provider_places());
         let doing = format!(
-            "end {id}: it was launched in {launched_in}, and the provider looks in {looks_in}; \
+            "end {id}: it was launched in {launched_in}, and the provider looks in {look_in}; \
              configure the earlier provider and place again until its pods have ended"
         );
         Some(ProviderError::without_cause(ErrorClass::NotFound, doing))
     }
 
-    /// Takes the instances that the provider shows for those of its place.
-    pub(in crate::engine) fn found(&mut self, shown: &BTreeSet<&InstanceId>, now: Now) {
-        let mut found = Vec::new();
-        let place = self.config.place.clone();
-        for cell in self.cells.values_mut().filter(|cell| cell.place != place) {
-            if cell.state.instance().is_some_and(|instance| shown.contains(instance)) {
-                cell.place.clone_from(&place);
-                found.push(cell.id.clone());
+    /// Takes the instances that a provider shows for those of its place, if no other finds them.
+    pub(in crate::engine) fn found(
+        &mut self,
+        key: ProviderKey,
+        shown: &BTreeSet<&InstanceId>,
+        now: Now,
+    ) {
+        let Some(provider) = self.providers.get(key) else { return };
+        let place = provider.place.clone();
+        let is_misplaced =
+            |cell: &Cell| self.is_elsewhere(cell) || cell.place.is_none() && cell.place != place;
+        let is_shown =
+            |cell: &Cell| cell.state.instance().is_some_and(|instance| shown.contains(instance));
+        let found = self.cells.values().filter(|cell| is_misplaced(cell) && is_shown(cell));
+        let found: Vec<CellId> = found.map(|cell| cell.id.clone()).collect();
+        for id in found {
+            if let Some(cell) = self.cells.get_mut(&id) {
+                (cell.provider, cell.place) = (Some(key.into()), place.clone());
             }
-        }
-        for cell in found {
-            self.commit(&cell, CommitOf::Information, now);
+            self.commit(&id, CommitOf::Information, now);
         }
     }
 
-    /// Returns true if a cell is in another place than the provider.
+    /// Returns whether a cell is in a place in which no provider looks.
     pub(in crate::engine) fn is_out_of_sight(&self, id: &CellId) -> bool {
         self.cells.get(id).is_some_and(|cell| self.is_elsewhere(cell))
-    }
-}
-
-impl EngineConfig {
-    /// Returns true if a recorded place is known and is not that of the provider.
-    pub(in crate::engine) fn is_other_place(&self, recorded: Option<&Arc<str>>) -> bool {
-        recorded.is_some() && recorded != self.place.as_ref()
     }
 }

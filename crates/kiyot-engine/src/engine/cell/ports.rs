@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::{
-    engine::{Engine, State},
+    engine::{Cell, Engine, ProviderKey, State},
     provider::{Held, HostPort},
     wanted::Wanted,
 };
@@ -80,7 +80,9 @@ impl Engine {
             Some((order.wanted.pod_ports()?, cell))
         });
         let bound = self.cells.values().filter(|cell| {
-            let frees = !self.capabilities.awaits_ends() && cell.state.is_released();
+            let provider = self.providers.callee(cell);
+            let awaits_end = provider.is_some_and(|it| it.capabilities.awaits_ends());
+            let frees = !awaits_end && cell.state.is_released();
             cell.pod_uid() != uid && !frees
         });
         let bound = bound.filter_map(|cell| {
@@ -92,9 +94,10 @@ impl Engine {
             .find_map(|(of, cell)| Some(PortTaken { taken: common(&of)?, pod: of.pod, cell }))
     }
 
-    /// Returns the attachments that a previous daemon made.
-    pub fn held(&self) -> Vec<Held> {
-        let held = self.cells.values().filter_map(|cell| {
+    /// Returns the attachments that a provider made for a previous daemon.
+    pub fn held(&self, key: ProviderKey) -> Vec<Held> {
+        let is_own = |cell: &&Cell| self.providers.callee(cell).is_some_and(|it| it.key() == key);
+        let held = self.cells.values().filter(is_own).filter_map(|cell| {
             let State::Bound { instance, addresses } = &cell.state else { return None };
             let held = cell.pod.as_ref().and_then(|pod| pod.ports.as_ref());
             let ports = held.map(|held| held.ports.clone()).unwrap_or_default();

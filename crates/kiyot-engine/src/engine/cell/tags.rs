@@ -33,16 +33,17 @@ impl ReportedPods {
 
 impl Engine {
     /// Returns the tags of a cell's instance for a pod. Reports labels that are no tags, once for
-    /// each pod.
+    /// each pod, if the provider has tags.
     pub(in crate::engine) fn tags_for(
         &mut self,
         cell: &CellId,
         wanted: &Wanted,
+        has_tags: bool,
     ) -> BTreeMap<String, String> {
         let InstanceTags { tags, left_out } =
             self.config.owner.tags(&self.config.tag_rules, cell, wanted);
         let key = &wanted.key;
-        let has_left_out = self.capabilities.has_tags && !left_out.0.is_empty();
+        let has_left_out = has_tags && !left_out.0.is_empty();
         if has_left_out && self.reported.insert(&key.pod_uid) {
             let pod = key.pod();
             self.emit(cell, Effect::Log(Notice::LabelsLeftOut { pod, left_out }));
@@ -61,13 +62,13 @@ impl Engine {
         let (Some(cell), Some(order)) = (cell, self.orders.get(sandbox)) else {
             return BTreeMap::new();
         };
-        if !self.capabilities.has_tags {
+        if !self.providers.callee(cell).is_some_and(|it| it.capabilities.has_tags) {
             return BTreeMap::new();
         }
         // Not known for a cell of a previous daemon: then all tags are set.
         let request = cell.launch.request.clone();
         let wanted = Arc::clone(&order.wanted);
-        let mut tags = self.tags_for(id, &wanted);
+        let mut tags = self.tags_for(id, &wanted, true);
         for (key, value) in request.iter().flat_map(|request| &request.spec.tags) {
             if tags.get(key) == Some(value) {
                 tags.remove(key);

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use crate::{
     engine::{Engine, Now, cell::Cell, order::Order},
-    placement::{Candidate, Market},
+    placement::{Market, Ranked},
 };
 
 impl Order {
     /// Returns true if it prefers spot and accepts on-demand.
     fn has_choice_of_market(&self) -> bool {
-        has(&self.candidates, Market::Spot) && has(&self.candidates, Market::OnDemand)
+        let has = |market| self.candidates().any(|it| it.offering.market == market);
+        has(Market::Spot) && has(Market::OnDemand)
     }
 }
 
@@ -26,20 +27,26 @@ impl Cell {
 }
 
 impl Engine {
-    /// Returns the candidates of a launch now, of those that an order or a pool accepts.
+    /// Returns the candidates of a launch now, of those that an order or a pool accepts. The
+    /// offerings of providers without spot are taken on either market.
     pub(in crate::engine) fn of_market(
         &self,
-        candidates: &[Candidate],
+        ranked: &[Ranked],
         since: Duration,
         now: Now,
-    ) -> Vec<Candidate> {
-        let mut launched = candidates.to_vec();
-        if has(candidates, Market::Spot) && has(candidates, Market::OnDemand) {
-            let is_over = now.boot >= since + self.config.spot_deadline;
-            let market = if is_over { Market::OnDemand } else { Market::Spot };
-            launched.retain(|candidate| candidate.offering.market == market);
-        }
-        launched
+    ) -> Vec<Ranked> {
+        let is_over = now.boot >= since + self.config.spot_deadline;
+        let market = if is_over { Market::OnDemand } else { Market::Spot };
+        let has_both = |provider| {
+            let has = |market| {
+                let mut own = ranked.iter().filter(|it| it.provider == provider);
+                own.any(|it| it.candidate.offering.market == market)
+            };
+            has(Market::Spot) && has(Market::OnDemand)
+        };
+        let is_launched =
+            |it: &&Ranked| it.candidate.offering.market == market || !has_both(it.provider);
+        ranked.iter().filter(is_launched).cloned().collect()
     }
 
     /// Keeps the time since which the pod of a failed order waits for spot: its next order has the
@@ -50,8 +57,4 @@ impl Engine {
             self.spot_waits.keep(uid, order.spot_since, order.began);
         }
     }
-}
-
-fn has(candidates: &[Candidate], market: Market) -> bool {
-    candidates.iter().any(|candidate| candidate.offering.market == market)
 }

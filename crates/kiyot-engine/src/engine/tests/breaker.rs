@@ -17,7 +17,7 @@ const REASON: &str = "in a in a row did not enrol; the console of the last ends:
 
 /// Returns the order of a pod with candidates in these zones.
 fn in_zones(pod: &str, zones: &[&str]) -> OrderSpec {
-    OrderSpec { candidates: Ok(zones.iter().map(|zone| candidate(zone)).collect()), ..spec(pod) }
+    spec(pod).of(Ok(zones.iter().map(|zone| candidate(zone)).collect()))
 }
 
 /// Returns the zones of the candidates of the only launch.
@@ -93,7 +93,7 @@ fn pausing(now: u64) -> Engine {
 }
 
 fn is_paused(engine: &Engine, now: u64) -> bool {
-    let refusals = engine.refusals_for(&BTreeMap::new(), "", at(now));
+    let refusals = engine.refusals_for(ONLY, &BTreeMap::new(), "", at(now));
     let reason = refusals.reason(&offering("a"), at(now).boot);
     reason.is_some_and(|reason| reason.contains("in a row did not enrol"))
 }
@@ -113,7 +113,7 @@ fn three_boots_that_never_enrol_pause_launches_in_their_zone_alone() {
     let (_, effects) = engine.order(in_zones("moves", &["a", "b"]), at(10));
     assert_eq!(zones(&effects), ["b"]);
     // The ranking avoids the zone, too.
-    let refusals = engine.refusals_for(&BTreeMap::new(), "", at(10));
+    let refusals = engine.refusals_for(ONLY, &BTreeMap::new(), "", at(10));
     let reason = |zone| refusals.reason(&offering(zone), at(10).boot);
     assert_eq!(reason("a").as_deref(), Some(format!("3 boots {REASON}").as_str()));
     assert_eq!(reason("b"), None);
@@ -244,10 +244,8 @@ fn pod_stops_no_launches_of_others_by_what_it_chooses() {
     };
     let plain = parameters("volume-gib", "10");
     let mut engine = engine(capabilities::EC2);
-    let closed = OrderSpec {
-        parameters: parameters("security-groups", "sg-closed"),
-        ..in_zones("closed", &["a"])
-    };
+    let closed = in_zones("closed", &["a"]);
+    let closed = closed.with_parameters(parameters("security-groups", "sg-closed"));
     fail_thrice(&mut engine, closed, 1);
     let needs = |types: Option<&str>| {
         let instance_type = types.map(|name| InstanceType::Exact(name.to_owned()));
@@ -255,17 +253,18 @@ fn pod_stops_no_launches_of_others_by_what_it_chooses() {
         Needs::new(&request, &Requested::default(), &Defaults::default())
     };
     let of_type = |pod: &str, types: Option<&str>| {
-        let mut order = OrderSpec { parameters: plain.clone(), ..taking(pod) };
-        order.candidates = Ok(vec![candidate("a")]);
-        order.choice.as_mut().unwrap().needs = Arc::new(needs(types));
-        order
+        let order = taking(pod).with_parameters(plain.clone()).of(Ok(vec![candidate("a")]));
+        let needs = Arc::new(needs(types));
+        order.offering(|offers| {
+            offers.choice.as_mut().unwrap().needs = Arc::clone(&needs);
+        })
     };
     fail_thrice(&mut engine, of_type("metal", Some("m5.metal")), 1);
     assert_eq!(engine.metrics(at(2)).launch_pauses, 2);
     let effects = fail_thrice(&mut engine, of_type("other", None), 2);
     assert_eq!(paused(&effects).len(), 1, "it had its own three");
     // A pod of another size has the same boots.
-    let large = OrderSpec { parameters: parameters("volume-gib", "500"), ..of_type("large", None) };
+    let large = of_type("large", None).with_parameters(parameters("volume-gib", "500"));
     assert_eq!(launches(&engine.order(large, at(3)).1), []);
 }
 
@@ -297,14 +296,15 @@ fn failed_boots_are_kept_in_a_bounded_number_and_for_a_day() {
     let mut engine = engine(capabilities::CLOUD);
     let with_role = |number: u64| {
         let parameters = BTreeMap::from([("role".to_owned(), number.to_string())]);
-        OrderSpec { parameters, ..in_zones(&format!("pod-{number}"), &["a"]) }
+        in_zones(&format!("pod-{number}"), &["a"]).with_parameters(parameters)
     };
     for number in 0..300 {
         fail_thrice(&mut engine, with_role(number), number);
     }
     assert_eq!(engine.breaker.kept(), 256);
     let is_kept = |number: u64| {
-        let refusals = engine.refusals_for(&with_role(number).parameters, "", at(300));
+        let refusals =
+            engine.refusals_for(ONLY, &with_role(number).offers[0].parameters, "", at(300));
         refusals.reason(&offering("a"), at(300).boot).is_some()
     };
     assert!((250..300).all(is_kept), "the last of them");
@@ -338,8 +338,9 @@ fn steps() -> impl Strategy<Value = Step> {
 /// Returns an engine whose orders have time, and many launches.
 fn patient_engine() -> Engine {
     let limits = Limits { max_cells: 1000, ..Limits::default() };
-    let config = EngineConfig { limits, launch_timeout: YEAR, max_launches: 1000, ..config() };
-    let mut engine = Engine::new(config, capabilities::CLOUD, Box::new(Counting::default()));
+    let config = EngineConfig { limits, launch_timeout: YEAR, ..config() };
+    let patient = ProviderSetup { max_launches: 1000, ..provider_in(capabilities::CLOUD, None) };
+    let mut engine = Engine::new(config, vec![patient], Box::new(Counting::default()));
     listed(&mut engine, 0, &[]);
     engine
 }

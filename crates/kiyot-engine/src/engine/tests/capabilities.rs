@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use crate::provider::Capabilities;
+use crate::{engine::ProviderKey, provider::Capabilities};
+
+/// The key of an engine's only provider.
+pub(super) const ONLY: ProviderKey = "only";
 
 /// Instances that are processes of the node.
 pub(super) const LOCAL: Capabilities = Capabilities {
-    provider: "local",
+    provider: ONLY,
     own_kernel: false,
     own_users: false,
     own_devices: false,
@@ -25,7 +28,7 @@ pub(super) const LOCAL: Capabilities = Capabilities {
 
 /// Instances of a cloud whose pods have no power over the agent.
 pub(super) const CLOUD: Capabilities = Capabilities {
-    provider: "cloud",
+    provider: ONLY,
     own_kernel: true,
     own_users: true,
     own_devices: true,
@@ -44,7 +47,6 @@ pub(super) const CLOUD: Capabilities = Capabilities {
 
 /// Instances of EC2.
 pub(super) const EC2: Capabilities = Capabilities {
-    provider: "ec2",
     pods_control_agent: true,
     not_found_believed_after: Duration::from_secs(600),
     listing_period: Duration::from_secs(30),

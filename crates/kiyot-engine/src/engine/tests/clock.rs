@@ -48,7 +48,11 @@ fn take(engine: &mut Engine, (kind, which, ..): Step, order: &OrderSpec, now: No
             console: String::new(),
         },
         11 => Event::Described(cell, failed(ErrorClass::NotFound)),
-        12 => Event::Listed { began: now.boot, instances: vec![instance(&id.0, &cell, "ours")] },
+        12 => Event::Listed {
+            provider: ONLY,
+            began: now.boot,
+            instances: vec![instance(&id.0, &cell, "ours")],
+        },
         _ => Event::Tick,
     };
     engine.handle(event, now)

@@ -70,7 +70,8 @@ fn cost_survives_a_restart() {
         ..Journal::default()
     };
     let seams = Box::new(Counting::default());
-    let (second, ..) = Engine::recover(config(), capabilities::LOCAL, seams, journal, at(100));
+    let (second, ..) =
+        Engine::recover(config(), only(capabilities::LOCAL), seams, journal, at(100));
     assert_eq!(cost(&second, &cell, 101), (100_000, 100_007));
     assert_eq!(second.account(&cell, at(101)).unwrap().timeline, first.cells[&cell].timeline);
 }

@@ -12,7 +12,7 @@ fn launch_that_the_policy_denies_stops_those_with_its_parameters_and_type_alone(
     let mut engine = engine(capabilities::CLOUD);
     let with_role = |pod: &str| {
         let parameters = BTreeMap::from([("role".to_owned(), "admin".to_owned())]);
-        OrderSpec { parameters, ..spec(pod) }
+        spec(pod).with_parameters(parameters)
     };
     let cell = outcome(&engine.order(with_role("pod"), at(1)).1).0.remove(0);
     let denied = ProviderError {
@@ -27,7 +27,7 @@ fn launch_that_the_policy_denies_stops_those_with_its_parameters_and_type_alone(
     assert_eq!((launches.len(), answer.as_deref()), (0, Some(expected)));
     // Others go on: without the role, and with another type.
     assert_eq!(outcome(&engine.order(spec("other"), at(3)).1).0.len(), 1);
-    let another = OrderSpec { candidates: Ok(vec![candidate("b")]), ..with_role("third") };
+    let another = with_role("third").of(Ok(vec![candidate("b")]));
     assert_eq!(outcome(&engine.order(another, at(3)).1).0.len(), 1);
     assert_eq!(outcome(&engine.order(with_role("fourth"), at(182)).1).0.len(), 1);
 }
@@ -49,11 +49,11 @@ fn launch_of_a_pool_that_the_policy_denies_is_not_repeated_for_a_while() {
 /// Verifies A15.
 #[test]
 fn denied_launches_of_many_kinds_are_kept_in_a_bounded_number() {
-    let (mut denials, cell) = (Denials::default(), CellId::mint().unwrap());
+    let (mut denials, cell) = (order::denials::Denials::default(), CellId::mint().unwrap());
     let launch = |number: usize| LaunchSpec {
         candidates: vec![candidate("a")],
         tags: BTreeMap::new(),
-        bootstrap: Counting::default().bootstrap(&cell, "").unwrap(),
+        bootstrap: Counting::default().bootstrap(&cell, "", false).unwrap(),
         cell: cell.clone(),
         parameters: BTreeMap::from([("role".to_owned(), number.to_string())]),
     };
@@ -102,7 +102,7 @@ fn quota_that_every_launch_needs_stops_all_launches_for_a_while() {
     let (launches, answer) = outcome(&engine.handle(Event::Launched(cell, Err(error)), at(2)));
     assert_eq!((launches.len(), answer.is_some()), (0, true));
     // Pods whose candidates are others, and the same pod, cost no call.
-    let other = OrderSpec { candidates: Ok(vec![candidate("z")]), ..spec("other") };
+    let other = spec("other").of(Ok(vec![candidate("z")]));
     for (spec, seconds) in [(other.clone(), 3), (spec("third"), 100), (other.clone(), 181)] {
         let (launches, answer) = outcome(&engine.order(spec, at(seconds)).1);
         let expected = format!(
@@ -125,7 +125,7 @@ fn refused_market_is_avoided_by_launches_of_other_offerings() {
         ..ProviderError::without_cause(ErrorClass::Quota, "launch: InstanceLimitExceeded")
     };
     engine.handle(Event::Launched(cell, Err(error)), at(2));
-    let refusals = engine.refusals();
+    let refusals = engine.refusals(ONLY);
     let is_refused = |market, seconds| {
         let at = refusals.at(Duration::from_secs(seconds));
         placement::Refused::is_refused(&at, "never-tried", "another-zone", market)
@@ -158,14 +158,15 @@ fn full_quota_is_asked_again_by_smaller_types_alone() {
     };
     let mut engine = engine(capabilities::CLOUD);
     let candidates = Ok(["large", "larger", "medium"].map(named).to_vec());
-    let (launches, _) = outcome(&engine.order(OrderSpec { candidates, ..spec("pod") }, at(1)).1);
+    let (launches, _) = outcome(&engine.order(spec("pod").of(candidates), at(1)).1);
     let error = full(&["large", "larger"], &["large", "larger", "largest"]);
     let effects = engine.handle(Event::Launched(launches[0].clone(), Err(error)), at(2));
     // The same pod goes on with what may fit.
     let (launches, answer) = outcome(&effects);
     assert_eq!((launches.len(), answer), (1, None));
     let is_refused = |engine: &Engine, name: &str, market, seconds| {
-        let at = engine.refusals().at(Duration::from_secs(seconds));
+        let refusals = engine.refusals(ONLY);
+        let at = refusals.at(Duration::from_secs(seconds));
         let zone = "another-zone".into();
         let offering = Offering { instance_type: name.into(), zone, market };
         placement::Refused::is_over_quota(&at, &offering)
@@ -181,6 +182,6 @@ fn full_quota_is_asked_again_by_smaller_types_alone() {
         assert!(is_refused(&engine, name, Market::OnDemand, 279), "{name}");
         assert!(!is_refused(&engine, name, Market::OnDemand, 280), "{name}");
     }
-    let reason = engine.refusals().reason(&named("largest").offering, at(101).boot);
+    let reason = engine.refusals(ONLY).reason(&named("largest").offering, at(101).boot);
     assert!(reason.unwrap().contains("VcpuLimitExceeded"));
 }

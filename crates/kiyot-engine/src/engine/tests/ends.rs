@@ -24,7 +24,9 @@ enum By {
 /// Shows ended instances of cells.
 fn shown(engine: &mut Engine, by: By, instance: &Instance, now: Now) -> Effects {
     let event = match by {
-        By::List => Event::Listed { began: now.boot, instances: vec![instance.clone()] },
+        By::List => {
+            Event::Listed { provider: ONLY, began: now.boot, instances: vec![instance.clone()] }
+        }
         By::Description => Event::Described(instance.cell.clone(), Ok(instance.clone())),
     };
     engine.handle(event, now)
@@ -124,11 +126,11 @@ fn offering_without_capacity_after_the_answer_is_refused_for_a_while() {
         });
         assert_eq!(again.unwrap().spec.candidates, [candidate("b")], "{by:?}");
         let until = at(10).boot + config().refusal_pause;
-        let reason = engine.refusals().reason(&offering("a"), until - Duration::from_secs(1));
+        let reason = engine.refusals(ONLY).reason(&offering("a"), until - Duration::from_secs(1));
         let reason = reason.unwrap();
         assert!(reason.ends_with(&format!(": its instance ended: {SPOT}")), "{reason}");
-        assert_eq!(engine.refusals().reason(&offering("a"), until), None);
-        assert_eq!(engine.refusals().reason(&offering("b"), at(12).boot), None);
+        assert_eq!(engine.refusals(ONLY).reason(&offering("a"), until), None);
+        assert_eq!(engine.refusals(ONLY).reason(&offering("b"), at(12).boot), None);
     }
 }
 
@@ -136,7 +138,7 @@ fn offering_without_capacity_after_the_answer_is_refused_for_a_while() {
 #[test]
 fn error_of_a_pod_names_the_reason_if_no_offering_is_left() {
     let mut engine = engine(capabilities::CLOUD);
-    let order = OrderSpec { candidates: Ok(vec![candidate("a")]), ..spec("pod") };
+    let order = spec("pod").of(Ok(vec![candidate("a")]));
     let (launches, _) = outcome(&engine.order(order, at(1)).1);
     let cell = &launches[0];
     engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i", cell))), at(2));
@@ -156,11 +158,11 @@ fn interrupted_instance_of_a_pod_refuses_its_offering_for_a_while() {
         shown(&mut engine, by, &ended("i", &cell, SPOT), at(10));
         terminated(&mut engine, &cell, at(11));
         let until = at(10).boot + config().refusal_pause;
-        let reason = |now| engine.refusals().reason(&offering("a"), now);
+        let reason = |now| engine.refusals(ONLY).reason(&offering("a"), now);
         let last = reason(until - Duration::from_secs(1)).expect("a refusal");
         assert!(last.ends_with(&format!(": its instance ended: {SPOT}")), "{last}");
         assert_eq!(reason(until), None);
-        assert_eq!(engine.refusals().reason(&offering("b"), at(11).boot), None);
+        assert_eq!(engine.refusals(ONLY).reason(&offering("b"), at(11).boot), None);
     }
 }
 
@@ -199,7 +201,7 @@ fn other_reasons_refuse_no_offering() {
         let (cell, _) = launched(&mut engine, "pod", at(1));
         engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i", &cell))), at(2));
         shown(&mut engine, By::List, &ended("i", &cell, reason), at(10));
-        assert_eq!(engine.refusals().reason(&offering("a"), at(11).boot), None, "{reason}");
+        assert_eq!(engine.refusals(ONLY).reason(&offering("a"), at(11).boot), None, "{reason}");
     }
 }
 
@@ -223,7 +225,7 @@ fn end_of_a_refused_launch_is_told_from_one_without_an_answer() {
 #[test]
 fn error_of_an_instance_that_ends_while_it_boots_has_the_end_of_its_console() {
     let mut engine = engine(capabilities::CLOUD);
-    engine.config.max_launches = 1;
+    engine.providers.get_mut(ONLY).unwrap().max_launches = 1;
     let (cell, _) = launched(&mut engine, "pod", at(1));
     engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i", &cell))), at(2));
     shown(&mut engine, By::List, &ended("i", &cell, ""), at(10));

@@ -191,7 +191,8 @@ fn limit_of_the_pod_counts_for_the_next_cell_of_a_resumed_order() {
         ..Journal::default()
     };
     let seams = Box::new(Counting(100));
-    let (mut second, ..) = Engine::recover(config(), capabilities::CLOUD, seams, journal, at(2));
+    let (mut second, ..) =
+        Engine::recover(config(), only(capabilities::CLOUD), seams, journal, at(2));
     assert_eq!(second.order(own(), at(3)).0, sandbox);
     let ended = ProviderError::without_cause(ErrorClass::Ended, "launch");
     let next = outcome(&second.handle(Event::Launched(cell, Err(ended)), at(4))).0.remove(0);
@@ -218,10 +219,13 @@ fn no_cell_is_lost_while_a_third_is_silent() {
     for (silent, all, may_be_lost) in [(2, 2, true), (3, 3, false), (3, 9, false), (3, 10, true)] {
         let mut engine = Engine::new(
             EngineConfig { limits: Limits { max_cells: 20, ..config().limits }, ..config() },
-            capabilities::LOCAL,
+            only(capabilities::LOCAL),
             Box::new(Counting::default()),
         );
-        engine.handle(Event::Listed { began: Duration::ZERO, instances: Vec::new() }, at(0));
+        engine.handle(
+            Event::Listed { provider: ONLY, began: Duration::ZERO, instances: Vec::new() },
+            at(0),
+        );
         let cells = bound_cells(&mut engine, all);
         for cell in &cells[..silent] {
             engine.handle(Event::Disconnected(cell.clone()), at(10));

@@ -21,7 +21,7 @@ fn priced(namespace: &str, pod: &str, prices: &[u64]) -> OrderSpec {
     let candidates = prices
         .iter()
         .map(|price| Candidate { price: dollars(*price), ..candidate(&price.to_string()) });
-    spec.candidates = Ok(candidates.collect());
+    spec.offers[0].candidates = Ok(candidates.collect());
     spec
 }
 
@@ -123,7 +123,7 @@ fn waiting_order_is_launched_at_the_prices_of_its_last_call() {
     let (joined, effects) = engine.order(priced("web", "pod", &[4, 6]), at(2));
     assert_eq!((joined, launches(&effects)), (sandbox.clone(), vec![]));
     // A call that nothing fits any more leaves the order as it was.
-    let none = OrderSpec { candidates: Err(CellError::Starting), ..priced("web", "pod", &[]) };
+    let none = priced("web", "pod", &[]).of(Err(CellError::Starting));
     engine.order(none, at(3));
     let limits = Limits { price: Some(dollars(5)), ..Limits::default() };
     let effects = engine.set_limits(limits, at(4));
@@ -234,14 +234,15 @@ fn quota_of_a_market_is_remembered_and_the_other_market_is_tried() {
         Candidate { offering, price: dollars(price), accuracy: Accuracy::Exact }
     };
     let mut spec = priced("web", "one", &[1, 2]);
-    spec.candidates.as_mut().unwrap().push(on_demand(3));
+    spec.offers[0].candidates.as_mut().unwrap().push(on_demand(3));
     let (_, effects) = engine.order(spec, at(1));
     let (cell, prices) = launches(&effects).remove(0);
     assert_eq!(prices, [1, 2], "one market after the other");
     let quota = ProviderError::without_cause(ErrorClass::Quota, "no more vCPUs");
     let effects = engine.handle(Event::Launched(cell, Err(quota)), at(2));
     assert_eq!(launches(&effects)[0].1, [3]);
-    let refused = engine.refusals().at(at(100).boot);
+    let refusals = engine.refusals(ONLY);
+    let refused = refusals.at(at(100).boot);
     use crate::placement::Refused;
     assert!(["1", "2"].iter().all(|zone| refused.is_refused("small", zone, Market::Spot)));
     assert!(!refused.is_refused("small", "on-demand", Market::OnDemand));
@@ -314,7 +315,7 @@ proptest! {
             }
             // No order waits while a cell may boot.
             let waiting = engine.orders.values().any(|order| order.state.cell().is_none());
-            prop_assert!(!waiting || !engine.config.limits.may_boot(&engine.cells));
+            prop_assert!(!waiting || !engine.may_boot(ONLY));
         }
     }
 }

@@ -19,7 +19,7 @@ fn both() -> Vec<Candidate> {
 }
 
 fn preferring(pod: &str) -> OrderSpec {
-    OrderSpec { candidates: Ok(both()), ..spec(pod) }
+    spec(pod).of(Ok(both()))
 }
 
 /// Returns the market of the only launch, all of whose candidates are of it.
@@ -119,7 +119,9 @@ proptest! {
                 of_market(if *is_spot { Market::Spot } else { Market::OnDemand }, zone)
             })
             .collect();
-        let launched = engine.of_market(&candidates, at(1).boot, at(1 + waited));
+        let ranked = Ranked::merge([(ONLY, candidates.clone())]);
+        let launched = engine.of_market(&ranked, at(1).boot, at(1 + waited));
+        let launched: Vec<Candidate> = launched.into_iter().map(|it| it.candidate).collect();
         let has = |market| candidates.iter().any(|it| it.offering.market == market);
         let market = match (has(Market::Spot), has(Market::OnDemand)) {
             (true, true) if waited < 60 => Market::Spot,

@@ -101,10 +101,13 @@ fn outage_of_half_an_hour_loses_no_cell_and_calls_go_on_with_pauses() {
             launch_timeout: TTL,
             ..config()
         },
-        capabilities::EC2,
+        only(capabilities::EC2),
         Box::new(Counting::default()),
     );
-    first.handle(Event::Listed { began: Duration::ZERO, instances: Vec::new() }, at(0));
+    first.handle(
+        Event::Listed { provider: ONLY, began: Duration::ZERO, instances: Vec::new() },
+        at(0),
+    );
     let bound: Vec<CellId> = (0..BOUND)
         .map(|pod| bound(&mut first, &format!("pod-{pod}"), &format!("i-{pod}")))
         .collect();
@@ -153,7 +156,7 @@ fn outage_of_half_an_hour_loses_no_cell_and_calls_go_on_with_pauses() {
             instance(&format!("i-{pod}"), cell, "ours")
         });
         let instances: Vec<Instance> = shown.collect();
-        let listed = Event::Listed { began: at(seconds).boot, instances };
+        let listed = Event::Listed { provider: ONLY, began: at(seconds).boot, instances };
         played.happens(listed, seconds);
         played.pass(seconds + 30);
     }

@@ -19,13 +19,10 @@ enum Agent {
     Silent,
 }
 
-fn config_in(place: &str) -> EngineConfig {
-    EngineConfig { place: Some(place.into()), ..config() }
-}
-
 fn engine_in(place: &str) -> Engine {
     let seams = Box::new(Counting::default());
-    let mut engine = Engine::new(config_in(place), capabilities::EC2, seams);
+    let mut engine =
+        Engine::new(config(), vec![provider_in(capabilities::EC2, Some(place))], seams);
     listed(&mut engine, 0, &[]);
     engine
 }
@@ -63,7 +60,8 @@ fn restarted_with(
     };
     // Other random ids than those of the first daemon.
     let seams = Box::new(Counting(1000));
-    let (engine, _, _) = Engine::recover(config_in(place), capabilities, seams, journal, now);
+    let providers = vec![provider_in(capabilities, Some(place))];
+    let (engine, _, _) = Engine::recover(config(), providers, seams, journal, now);
     engine
 }
 

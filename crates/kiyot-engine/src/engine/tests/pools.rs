@@ -15,7 +15,8 @@ pub(super) fn seconds(seconds: u64) -> Duration {
 pub(super) fn pool(name: &str, count: usize) -> Pool {
     let candidates = Some(["a", "b"].map(candidate).to_vec());
     let (name, machine) = (name.into(), String::new());
-    Pool { name, machine, count, ttl: seconds(3600), candidates, further: Vec::new() }
+    let (provider, ttl, share) = (ONLY, seconds(3600), NodeShare::default());
+    Pool { name, provider, machine, share, count, ttl, candidates, further: Vec::new() }
 }
 
 /// Returns an engine with one pool.
@@ -32,7 +33,7 @@ pub(super) fn taking(pod: &str) -> OrderSpec {
         needs: Arc::new(Needs::default()),
         rules: Arc::new(Rules::default()),
     };
-    OrderSpec { choice: Some(choice), ..spec(pod) }
+    spec(pod).choosing(choice)
 }
 
 pub(super) fn launches(effects: &Effects) -> Vec<CellId> {
@@ -114,7 +115,7 @@ fn order_takes_the_cheapest_idle_cell_and_of_equal_prices_the_oldest() {
     };
     // The ids of cells follow this number: of those that follow, that of the third comes first.
     let seams = Box::new(Counting(19));
-    let mut engine = Engine::new(config(), capabilities::CLOUD, seams);
+    let mut engine = Engine::new(config(), only(capabilities::CLOUD), seams);
     listed(&mut engine, 0, &[]);
     let mut cells = Vec::new();
     for (now, name, pools) in [
@@ -136,7 +137,7 @@ fn order_takes_the_cheapest_idle_cell_and_of_equal_prices_the_oldest() {
             needs: Arc::new(Needs::default()),
             rules: Arc::new(Rules::default()),
         };
-        let order = OrderSpec { choice: Some(choice), ..spec(&format!("pod-{number}")) };
+        let order = spec(&format!("pod-{number}")).choosing(choice);
         let (_, effects) = engine.order(order, at(10));
         assert_eq!(attaches(&effects), std::slice::from_ref(expected), "pod {number}");
     }
@@ -150,17 +151,17 @@ fn groups(group: &str) -> BTreeMap<String, String> {
 #[test]
 fn cell_of_other_parameters_is_taken_by_no_pod_and_is_replaced() {
     let mut engine = engine(capabilities::CLOUD);
-    engine.set_pool_parameters(groups("sg-1"), at(1));
+    engine.set_pool_parameters(ONLY, groups("sg-1"), at(1));
     let cells = launches(&engine.set_pools(vec![pool("small", 2)], at(1)));
     warm(&mut engine, &cells[0], 2);
-    let ordered = |pod, group| OrderSpec { parameters: groups(group), ..taking(pod) };
+    let ordered = |pod, group| taking(pod).with_parameters(groups(group));
     assert!(!engine.has_warm_cell(&ordered("other", "sg-2")));
     let (_, effects) = engine.order(ordered("other", "sg-2"), at(3));
     assert_eq!((attaches(&effects), launches(&effects).len()), (vec![], 1));
     let (_, effects) = engine.order(ordered("same", "sg-1"), at(4));
     assert_eq!(attaches(&effects), [cells[0].clone()]);
     // The other one, and the one that replaced the first, are of an earlier configuration now.
-    let effects = engine.set_pool_parameters(groups("sg-2"), at(5));
+    let effects = engine.set_pool_parameters(ONLY, groups("sg-2"), at(5));
     let replaced = launches(&effects);
     assert!(matches!(engine.cells[&cells[1]].state, State::Terminating { .. }));
     assert!(
@@ -516,8 +517,8 @@ fn refused_credentials_and_quotas_cost_the_retries_of_a_pod_no_call() {
         if class == ErrorClass::Quota {
             // The refused offerings are no candidates of the next call.
             let refused = |zone: &str, seconds: u64| {
-                let refused = engine.refusals().at(at(seconds).boot);
-                refused.is_refused("small", zone, Market::Spot)
+                let refusals = engine.refusals(ONLY);
+                refusals.at(at(seconds).boot).is_refused("small", zone, Market::Spot)
             };
             assert!(["a", "b"].iter().all(|zone| refused(zone, 181) && !refused(zone, 182)));
             continue;
@@ -688,7 +689,7 @@ fn warm_cells_survive_a_restart_and_others_end() {
         if stays {
             engine.handle(Event::Connected(cell.clone()), at(2));
             let began = at(2).boot;
-            engine.handle(Event::Listed { began, instances: Vec::new() }, at(2));
+            engine.handle(Event::Listed { provider: ONLY, began, instances: Vec::new() }, at(2));
             let (_, effects) = engine.order(taking("pod"), at(3));
             assert_eq!(attaches(&effects), [cell]);
         }
@@ -715,12 +716,12 @@ fn pod_without_any_offering_takes_a_warm_cell_or_gets_the_reason() {
     let (mut engine, effects) = pooled(1);
     let cell = launches(&effects).remove(0);
     warm(&mut engine, &cell, 2);
-    let refused = || OrderSpec { candidates: Err(CellError::Starting), ..taking("pod") };
+    let refused = || taking("pod").of(Err(CellError::Starting));
     assert!(engine.has_warm_cell(&refused()));
     let (_, effects) = engine.order(refused(), at(3));
     assert_eq!(attaches(&effects), [cell]);
     assert!(!engine.has_warm_cell(&refused()));
-    let other = OrderSpec { candidates: Err(CellError::Starting), ..taking("other") };
+    let other = taking("other").of(Err(CellError::Starting));
     let (_, effects) = engine.order(other, at(4));
     assert_eq!(errors(&effects).len(), 1);
 }
@@ -770,7 +771,7 @@ fn miss_is_an_order_with_a_suitable_pool_without_an_idle_cell() {
     let effects = engine.set_pools(vec![pool("one", 1), pool("other", 1)], at(1));
     warm(&mut engine, &launches(&effects)[0], 2);
     let mut other_size = taking("unsuited");
-    if let Some(choice) = &mut other_size.choice {
+    if let Some(choice) = &mut other_size.offers[0].choice {
         choice.catalogue = Arc::new(Catalogue::any_size(offering("c")));
     }
     for (order, sums, pools) in [

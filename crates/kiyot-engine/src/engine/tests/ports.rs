@@ -78,10 +78,10 @@ fn host_port_of_a_recovered_pod_is_taken_and_restored() {
         ..Journal::default()
     };
     let seams = Box::new(Counting::default());
-    let (engine, ..) = Engine::recover(config(), capabilities::CLOUD, seams, journal, at(9));
+    let (engine, ..) = Engine::recover(config(), only(capabilities::CLOUD), seams, journal, at(9));
     let taken = engine.taken_port(&with_ports("second", &[1])).unwrap();
     assert_eq!((taken.pod.as_str(), taken.cell.as_str()), ("default/first", cell.as_str()));
-    let held = engine.held();
+    let held = engine.held(ONLY);
     assert_eq!(held.len(), 1, "{held:?}");
     assert_eq!(held[0].ports, [port(1)]);
     assert_eq!(held[0].addresses, ["10.0.0.7".parse::<std::net::IpAddr>().unwrap()]);
@@ -91,7 +91,7 @@ fn host_port_of_a_recovered_pod_is_taken_and_restored() {
 #[test]
 fn recovered_pod_without_host_ports_is_restored_for_its_services() {
     let (engine, _) = recovered(stored(CellPhase::Bound), true, at(9));
-    let held = engine.held();
+    let held = engine.held(ONLY);
     assert_eq!(held.len(), 1, "{held:?}");
     assert_eq!((&held[0].instance, held[0].ports.len()), (&InstanceId("i".into()), 0));
 }

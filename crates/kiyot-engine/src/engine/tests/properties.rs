@@ -157,7 +157,8 @@ impl Harness {
         let ttl = Duration::from_secs(900);
         let further = vec![candidate("c")];
         let (name, machine, count) = ("warm".into(), String::new(), self.pool);
-        let pool = Pool { name, machine, count, ttl, candidates, further };
+        let (provider, share) = (ONLY, NodeShare::default());
+        let pool = Pool { name, provider, machine, share, count, ttl, candidates, further };
         let effects = self.engine.set_pools(vec![pool], self.now);
         self.perform(effects);
     }
@@ -315,7 +316,7 @@ impl Harness {
         if foreign {
             instances.push(instance("foreign", &other(), "theirs"));
         }
-        self.handle(Event::Listed { began: self.now.boot, instances });
+        self.handle(Event::Listed { provider: ONLY, began: self.now.boot, instances });
     }
 
     /// Kills the daemon, and starts another from the journal.
@@ -338,7 +339,7 @@ impl Harness {
         };
         let seams = Box::new(Counting(self.restarts << 32));
         let (engine, changes, unusable) =
-            Engine::recover(config(), self.capabilities, seams, journal, self.now);
+            Engine::recover(config(), only(self.capabilities), seams, journal, self.now);
         assert_eq!(unusable, []);
         self.engine = engine;
         self.sightings = 0;
@@ -392,7 +393,7 @@ impl Harness {
                 }
                 (_, Effect::Commit { changes, .. }) => self.apply(changes),
                 (Some(cell), effect) => self.check(&cell, &effect),
-                (None, Effect::EndStrays(instances)) => {
+                (None, Effect::EndStrays(_, instances)) => {
                     for stray in instances {
                         assert_ne!(stray.0, "foreign");
                         assert!(stray.0 != "stray" || self.sightings >= 2, "one sighting");

@@ -9,18 +9,21 @@ struct Recorded {
     order: (String, store::Order),
 }
 
-fn config_in(place: &str) -> EngineConfig {
-    EngineConfig { place: (!place.is_empty()).then(|| place.into()), ..config() }
+fn local_in(place: &str) -> Vec<ProviderSetup> {
+    vec![provider_in(capabilities::LOCAL, Some(place).filter(|place| !place.is_empty()))]
 }
 
 fn recorded(place: &str) -> Recorded {
     let seams = Box::new(Counting::default());
-    let mut engine = Engine::new(config_in(place), capabilities::LOCAL, seams);
-    engine.handle(Event::Listed { began: Duration::ZERO, instances: Vec::new() }, at(0));
+    let mut engine = Engine::new(config(), local_in(place), seams);
+    engine.handle(
+        Event::Listed { provider: ONLY, began: Duration::ZERO, instances: Vec::new() },
+        at(0),
+    );
     let healthy_timeout = Some(crate::request::HealthyTimeout::of_secs(60));
     let parameters = BTreeMap::from([("group".to_owned(), "sg-1".to_owned())]);
     let spec = with(spec("pod"), |wanted| wanted.request.healthy_timeout = healthy_timeout);
-    let (sandbox, _) = engine.order(OrderSpec { parameters, ..spec }, at(1));
+    let (sandbox, _) = engine.order(spec.with_parameters(parameters), at(1));
     let cell = engine.cell_of_order(&sandbox).unwrap().clone();
     let order = (sandbox.to_string(), engine.orders[&sandbox].stored(&sandbox));
     let record = store::Cell {
@@ -100,9 +103,8 @@ fn record_that_resumes_in_its_phase_is_stored_unchanged() {
                 ..Journal::default()
             };
             let seams = Box::new(Counting::default());
-            let capabilities = capabilities::LOCAL;
             let (engine, changes, unusable) =
-                Engine::recover(config_in(place), capabilities, seams, journal, at(2));
+                Engine::recover(config(), local_in(place), seams, journal, at(2));
             assert_eq!((changes, unusable), (Vec::new(), Vec::new()), "{record:?}");
             let stored = engine.cells[&cell].stored();
             assert_eq!(stored, record);

@@ -6,8 +6,7 @@ use super::{
 };
 
 fn room(engine: &Engine, seconds: u64) -> Room {
-    let OrderSpec { candidates, parameters, choice, .. } = taking("any");
-    engine.room(candidates, &parameters, choice.as_ref(), at(seconds))
+    engine.room(&taking("any").offers, at(seconds))
 }
 
 fn refusal(engine: &Engine, seconds: u64) -> Option<String> {
@@ -39,7 +38,7 @@ fn room_is_refused_by_what_refuses_the_launch_of_any_pod() {
     engine.set_cordoned(true, at(400));
     assert!(refusal(&engine, 400).unwrap().contains("uncordoned"));
     engine.set_cordoned(false, at(400));
-    let none = engine.room(Err(CellError::Starting), &BTreeMap::new(), None, at(400));
+    let none = engine.room(&[Offers::none(ONLY, CellError::Starting)], at(400));
     assert!(none.refusal.is_some());
 }
 

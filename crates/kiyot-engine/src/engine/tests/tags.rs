@@ -45,8 +45,11 @@ fn with_rules(capabilities: Capabilities, rules: TagRules) -> Engine {
 }
 
 fn with_config(capabilities: Capabilities, config: EngineConfig) -> Engine {
-    let mut engine = Engine::new(config, capabilities, Box::new(Counting::default()));
-    engine.handle(Event::Listed { began: Duration::ZERO, instances: Vec::new() }, at(0));
+    let mut engine = Engine::new(config, only(capabilities), Box::new(Counting::default()));
+    engine.handle(
+        Event::Listed { provider: ONLY, began: Duration::ZERO, instances: Vec::new() },
+        at(0),
+    );
     engine
 }
 
@@ -111,7 +114,8 @@ fn pod_that_takes_a_warm_cell_of_a_previous_daemon_sets_all_tags() {
     let cell = CellId::parse(&record.id).unwrap();
     let journal = Journal { cells: vec![(cell.to_string(), record)], ..Journal::default() };
     let seams = Box::new(Counting::default());
-    let (mut engine, ..) = Engine::recover(config(), capabilities::CLOUD, seams, journal, at(1));
+    let (mut engine, ..) =
+        Engine::recover(config(), only(capabilities::CLOUD), seams, journal, at(1));
     engine.set_pools(vec![pool("small", 1)], at(1));
     engine.handle(Event::Connected(cell), at(2));
     let tags = tags_of_attachment(&engine.order(taking("pod"), at(3)).1);

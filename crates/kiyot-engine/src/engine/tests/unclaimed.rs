@@ -146,7 +146,7 @@ fn cell_of_another_offering_or_with_a_failure_joins_no_pool() {
 fn cell_with_parameters_of_its_pod_joins_no_pool() {
     let parameters = BTreeMap::from([("instance-profile".into(), "admin".into())]);
     let (mut engine, usual, _) = launching();
-    let admin = OrderSpec { parameters, ..spec("admin") };
+    let admin = spec("admin").with_parameters(parameters);
     engine.set_limits(Limits { boots: Some(2), ..Limits::default() }, at(1));
     engine.set_pools(vec![pool("small", 5)], at(1));
     engine.set_limits(Limits { boots: Some(9), ..Limits::default() }, at(2));
@@ -184,7 +184,8 @@ fn launch_of_a_previous_daemon_that_no_call_joins_joins_a_pool() {
         ..Journal::default()
     };
     let seams = Box::new(Counting::default());
-    let (mut engine, ..) = Engine::recover(config(), capabilities::CLOUD, seams, journal, at(1));
+    let (mut engine, ..) =
+        Engine::recover(config(), only(capabilities::CLOUD), seams, journal, at(1));
     engine.start(at(1));
     engine.set_limits(Limits { boots: Some(1), ..Limits::default() }, at(1));
     engine.set_pools(vec![pool("small", 1)], at(1));

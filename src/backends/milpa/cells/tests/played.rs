@@ -31,7 +31,7 @@ use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 
 use crate::backends::milpa::{
-    cells::{BoundCell, Cells, CellsConfig, Links},
+    cells::{BoundCell, Cells, CellsConfig, Configured, Links},
     gateway::{Admission, CellLink, ControlChannel},
     store::{Batch, Store, Table},
 };
@@ -225,7 +225,7 @@ impl Links for PlayedLinks {
         }
     }
 
-    fn bootstrap(&self, cell: &CellId, token: &str) -> Bootstrap {
+    fn bootstrap(&self, cell: &CellId, token: &str, _: bool) -> Bootstrap {
         locked(&self.tokens).insert(cell.clone(), token.to_owned());
         Bootstrap {
             cell: cell.to_string(),
@@ -270,6 +270,10 @@ pub(super) fn wanted(pod_uid: &str) -> Arc<Wanted> {
 }
 
 /// A configuration without long waits.
+fn providers(played: &Arc<Played>) -> Vec<Configured> {
+    vec![Configured::new(Arc::clone(played) as _)]
+}
+
 pub(super) fn config() -> CellsConfig {
     CellsConfig {
         limits: Limits { max_cells: 3, ..Limits::default() },
@@ -292,7 +296,7 @@ impl World {
         let store = Store::open(dir.path()).await.unwrap();
         let (provider, links) = (Arc::new(Played::new(period)), Arc::new(PlayedLinks::default()));
         let cells =
-            Cells::start(config.clone(), store.clone(), Arc::clone(&provider) as _).await.unwrap();
+            Cells::start(config.clone(), store.clone(), providers(&provider)).await.unwrap();
         cells.serve(Arc::clone(&links) as _);
         Self { cells, provider, links, store, config, _dir: dir }
     }
@@ -301,7 +305,7 @@ impl World {
     pub(super) async fn restart(&mut self) -> tokio::sync::broadcast::Receiver<super::CellEvent> {
         self.cells.shutdown().await;
         self.cells =
-            Cells::start(self.config.clone(), self.store.clone(), Arc::clone(&self.provider) as _)
+            Cells::start(self.config.clone(), self.store.clone(), providers(&self.provider))
                 .await
                 .unwrap();
         let events = self.cells.events();

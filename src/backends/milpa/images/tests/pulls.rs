@@ -37,7 +37,7 @@ async fn layers_of_an_image_of_the_repository_come_from_the_node() {
 #[tokio::test]
 async fn cell_that_pulls_first_gets_from_the_node_what_the_registry_lacks() {
     let mut scene = Scene::new();
-    scene.images.pulls_first = true;
+    scene.images.source = ImageSource::Registry;
     let id = scene.node.image(NAME);
     assert_eq!(scene.status(NAME).await.as_ref(), Some(&id), "the node can give it");
     scene.in_registry(NAME, &id);
@@ -69,7 +69,7 @@ async fn cell_that_pulls_first_gets_from_the_node_what_the_registry_lacks() {
 #[tokio::test(start_paused = true)]
 async fn pull_of_a_cell_that_pulls_first_is_not_interrupted_for_layers_of_the_node() {
     let (mut scene, id, _) = pulling();
-    scene.images.pulls_first = true;
+    scene.images.source = ImageSource::Registry;
     *scene.cell.pull_hangs.lock().unwrap() = false;
     assert_eq!(scene.pull(NAME, auth()).await.unwrap(), id);
     assert_eq!((*scene.cell.puts.lock().unwrap(), scene.cell.pulls.lock().unwrap().len()), (0, 1));

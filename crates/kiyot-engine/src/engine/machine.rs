@@ -1,0 +1,35 @@
+//! The part of the node that the cells on it may have.
+
+use crate::{
+    engine::{CellError, Engine, Offers, cell::Cell, providers::Provider},
+    placement::{Choice, NodeShare},
+};
+
+impl Engine {
+    /// Refuses a provider's offers if the node has no room for the pod's cell.
+    pub(super) fn check_machine(
+        &self,
+        provider: &Provider,
+        offers: &Offers,
+    ) -> Result<(), CellError> {
+        let share = offers.choice.as_ref().and_then(Choice::share);
+        match share.map(|needed| (needed, self.free_beside(provider, None))) {
+            Some((needed, Some(free))) if !needed.fits(free) => {
+                Err(CellError::NodeFull { needed, free })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the part of the node that a provider's cells may still have, without a cell; `None`
+    /// without a bound.
+    pub(super) fn free_beside(&self, provider: &Provider, but: Option<&Cell>) -> Option<NodeShare> {
+        let machine = provider.machine?;
+        let is_on_it = |cell: &&Cell| {
+            self.providers.callee(cell).is_some_and(|of_cell| of_cell.key() == provider.key())
+        };
+        let others = self.cells.values().filter(|cell| but.is_none_or(|but| but.id != cell.id));
+        let used = others.filter(is_on_it).fold(NodeShare::default(), |sum, it| sum + it.share);
+        Some(machine - used)
+    }
+}

@@ -1,0 +1,125 @@
+//! The providers of an engine, and what their answers have shown.
+
+use std::sync::Arc;
+
+use crate::{
+    engine::{Evidence, cell::Cell, order::denials::Denials},
+    placement::{NodeShare, Refusals},
+    provider::Capabilities,
+};
+
+/// The name of a provider, by which offers and records name it.
+pub type ProviderKey = &'static str;
+
+/// A provider, as an engine gets it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProviderSetup {
+    /// The capabilities, with the key ([`Capabilities::provider`]).
+    pub capabilities: Capabilities,
+    /// The place in which the provider looks for instances ([`Provider::place`]).
+    ///
+    /// [`Provider::place`]: crate::provider::Provider::place
+    pub place: Option<Arc<str>>,
+    /// Bounds the cells that it launches for an order, one after the other.
+    pub max_launches: u32,
+    /// Bounds its cells that boot at the same time, unless [`Limits::boots`] does.
+    ///
+    /// [`Limits::boots`]: super::Limits::boots
+    pub boots: Option<usize>,
+    /// The part of the node that its cells may have; `None` for no bound.
+    pub machine: Option<NodeShare>,
+}
+
+/// A provider, with what its answers have shown.
+#[derive(Debug)]
+pub(super) struct Provider {
+    pub(super) capabilities: Capabilities,
+    pub(super) place: Option<Arc<str>>,
+    pub(super) max_launches: u32,
+    pub(super) boots: Option<usize>,
+    pub(super) machine: Option<NodeShare>,
+    pub(super) evidence: Evidence,
+    /// The offerings that were refused lately.
+    pub(super) refusals: Refusals,
+    /// The launches that were not permitted lately.
+    pub(super) denials: Denials,
+}
+
+/// The providers, in the configured order.
+#[derive(Debug)]
+pub(super) struct Providers(Vec<Provider>);
+
+impl Provider {
+    pub(super) fn key(&self) -> ProviderKey {
+        self.capabilities.provider
+    }
+
+    /// Returns whether an instance that was launched in a place is found by this provider. The
+    /// place of a cell of an older daemon is not known.
+    fn looks_in(&self, place: Option<&Arc<str>>) -> bool {
+        place.is_none() || self.place.as_ref() == place
+    }
+}
+
+impl Providers {
+    pub(super) fn new(setups: Vec<ProviderSetup>) -> Self {
+        let provider = |setup| {
+            let ProviderSetup { capabilities, place, max_launches, boots, machine } = setup;
+            Provider {
+                capabilities,
+                place,
+                max_launches,
+                boots,
+                machine,
+                evidence: Evidence::default(),
+                refusals: Refusals::default(),
+                denials: Denials::default(),
+            }
+        };
+        Self(setups.into_iter().map(provider).collect())
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Provider> {
+        self.0.iter()
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<&Provider> {
+        self.0.iter().find(|provider| provider.key() == key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: &str) -> Option<&mut Provider> {
+        self.0.iter_mut().find(|provider| provider.key() == key)
+    }
+
+    /// Returns the provider that finds the instances of a launch: the one of this key, or of an
+    /// unknown key or another place the first that looks in the place. `None` if no provider does.
+    pub(super) fn of_launch(
+        &self,
+        key: Option<&str>,
+        place: Option<&Arc<str>>,
+    ) -> Option<&Provider> {
+        let named = key.and_then(|key| self.get(key)).filter(|named| named.looks_in(place));
+        // A key without a place names that provider alone.
+        let may_be_other = key.is_none() || place.is_some();
+        named.or_else(|| self.0.iter().find(|other| may_be_other && other.looks_in(place)))
+    }
+
+    /// Returns the provider that finds the instance of a cell.
+    pub(super) fn of(&self, cell: &Cell) -> Option<&Provider> {
+        self.of_launch(cell.provider.as_deref(), cell.place.as_ref())
+    }
+
+    pub(super) fn of_mut(&mut self, cell: &Cell) -> Option<&mut Provider> {
+        let key = self.of(cell)?.key();
+        self.get_mut(key)
+    }
+
+    /// Returns the provider that is called for a cell: the one that finds its instance, or that of
+    /// its key in another place. `None` if that provider is not configured.
+    pub(super) fn callee(&self, cell: &Cell) -> Option<&Provider> {
+        self.of(cell).or_else(|| match &cell.provider {
+            Some(key) => self.get(key),
+            None => self.0.first(),
+        })
+    }
+}

@@ -1,0 +1,37 @@
+//! Explanation of a pod that several providers may run.
+
+use kiyot_engine::{
+    engine::ProviderKey,
+    placement::{Candidate, Ranked},
+};
+
+use super::{Lines, choice::priced};
+
+/// Offerings of the common ranking that are named.
+const NAMED: usize = 4;
+
+/// Joins the explanations of the providers: what all of them say, once, then the rest with the
+/// names, and the common ranking. The pod is refused if every provider refuses it.
+pub(super) fn join(lines: &mut Lines, explained: Vec<(ProviderKey, Lines, Vec<Candidate>)>) {
+    let is_alone = explained.len() == 1;
+    lines.refused |= explained.iter().all(|(_, own, _)| own.refused);
+    let is_common = |fact: &String| explained.iter().all(|(_, own, _)| own.facts.contains(fact));
+    let first = explained.first().into_iter().flat_map(|(_, own, _)| &own.facts);
+    first.filter(|fact| is_common(fact)).for_each(|fact| lines.say(fact));
+    for (provider, own, _) in &explained {
+        lines.left_out += own.left_out;
+        let rest = own.facts.iter().filter(|fact| !is_common(fact));
+        rest.for_each(|fact| lines.say(format_args!("with {provider}: {fact}")));
+    }
+    if is_alone {
+        return;
+    }
+    let taken = explained.into_iter().filter(|(_, own, _)| !own.refused);
+    let ranked = Ranked::merge(taken.map(|(provider, _, ranked)| (provider, ranked)));
+    let shown = ranked.iter().take(NAMED);
+    let shown = shown.map(|it| format!("{} of {}", priced(&it.candidate), it.provider));
+    let shown: Vec<String> = shown.collect();
+    if !shown.is_empty() {
+        lines.say(format_args!("ranking of all providers: {}", shown.join(" | ")));
+    }
+}
