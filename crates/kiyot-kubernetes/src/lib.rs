@@ -4,7 +4,7 @@
 //! The core is pure: [`object`] renders cells, [`plan`] finds the writes that are due, [`gate`]
 //! and [`pace`] bound them, [`recorder`] correlates events, [`requests`] sums what a pod requests,
 //! [`capacity`] and [`tap`] decide what the node declares.
-//! `client`, [`publisher`], [`informer`] and [`declarer`] carry out calls.
+//! `client`, `reflector`, [`publisher`], [`informer`] and [`declarer`] carry out calls.
 //!
 //! Nothing in here is on the path of a CRI call, and pods run without any of it.
 
@@ -25,6 +25,7 @@ pub mod plan;
 pub mod pod_events;
 pub mod publisher;
 pub mod recorder;
+mod reflector;
 pub mod requests;
 pub mod source;
 pub mod tap;
