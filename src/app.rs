@@ -99,6 +99,9 @@ impl App {
                 }
                 BackendConfig::Milpa(milpa) => {
                     let milpa = Milpa::start(&name, milpa, take_over).await?;
+                    if config.kubernetes.budgets {
+                        milpa.keep_budgets().await?;
+                    }
                     backends.push(milpa.clone());
                     milpas.push(milpa);
                 }

@@ -23,8 +23,8 @@ use kiyot_engine::{
     placement::{ApiRequests, Most, NodeResource, NodeVariable, PodRequests, REQUESTS_TIMEOUT},
 };
 use kiyot_kubernetes::{
-    Access, CapacityDeclarer, Counter, DeclarerOptions, Options, Periods, PodInformer, Publisher,
-    Room, RoomSource, ShownCell, Source, requests,
+    Access, BudgetKeeper, BudgetOptions, CapacityDeclarer, Counter, DeclarerOptions, Options,
+    Periods, PodInformer, Publisher, Room, RoomSource, ShownCell, Source, requests,
 };
 use kiyot_proto::admin;
 use kiyot_values::error_chain::error_chain;
@@ -37,6 +37,10 @@ use crate::{
         KUBERNETES_UNAPPLIED_CAPACITY, Page,
     },
 };
+
+mod budgets;
+
+use budgets::Shares;
 
 /// Cells that are read at a time, between which other tasks run.
 const PART_CELLS: usize = 128;
@@ -200,6 +204,11 @@ async fn serve(
         });
         milpa.set_pod_requests(Arc::new(Requests(informer)));
     }
+    let _keeper = config.budgets.then(|| {
+        let options = BudgetOptions::new(access.clone(), node.clone());
+        let shares = Arc::new(Shares(Arc::clone(&milpa)));
+        BudgetKeeper::start(options, shares, Arc::clone(&counters) as _)
+    });
     let options = Options {
         access,
         node,

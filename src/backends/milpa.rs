@@ -409,6 +409,18 @@ impl Milpa {
         self.cri.set_pod_requests(requests);
     }
 
+    /// Has the cells of each namespace keep to budgets, at first to the recorded shares. Called
+    /// before the first call of CRI.
+    pub async fn keep_budgets(&self) -> Result<(), StartError> {
+        let kept = self.cells.keep_budgets().await;
+        kept.map_err(|error| StartError::Store(self.name.clone(), error))
+    }
+
+    /// Returns the cells, whose shares of budgets the Kubernetes API has.
+    pub(crate) fn cells(&self) -> &Cells {
+        &self.cells
+    }
+
     /// Sets the limits of cells. Running cells go on, even above a lower limit. Warns if the node
     /// allows fewer.
     pub fn set_limits(&self, config: &MilpaBackend) {

@@ -8,12 +8,12 @@ use std::{
 use kiyot::backends::Method;
 use kiyot_config::WarmPool;
 use kiyot_engine::{
-    engine::Limits,
+    engine::{BudgetFigures, BudgetKey, Limits},
     id::CellId,
     placement::CatalogueFile,
     request::{Architecture, keys::ARCHITECTURE},
 };
-use kiyot_proto::cri;
+use kiyot_proto::{cri, store::BudgetShare};
 use kiyot_testkit::wait_for;
 use kiyot_values::price::Price;
 use tokio::task::JoinHandle;
@@ -127,6 +127,42 @@ async fn pod_over_the_price_limit_of_its_namespace_is_refused_with_the_limit_and
     );
     kiyot.stop_sandbox(&first).await;
     run(&kiyot, "shop", "second").await.unwrap();
+}
+
+/// Verifies K20, K21.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pod_beyond_the_share_of_its_namespaces_budget_waits_and_is_refused_with_the_figures() {
+    let key = BudgetKey { namespace: "shop".to_owned(), name: "cells".to_owned() };
+    let kiyot = Fixture::start().await;
+    let share = BudgetShare { uid: "uid".to_owned(), hourly_micros: PRICE_LIMIT.micros() };
+    kiyot.daemon.cells.record_share(&key, &share).await.unwrap();
+    let kiyot = Arc::new(kiyot.restart().await);
+    set_price(&kiyot);
+    let cells = &kiyot.daemon.cells;
+    cells.keep_budgets().await.unwrap();
+    // The Kubernetes API was not read yet: the recorded share counts.
+    let first = run(&kiyot, "shop", "first").await.unwrap();
+    let asking = || cells.budget_needs().into_iter().flat_map(|need| need.orders).next();
+    let second = spawn(&kiyot, "shop", "second".to_owned());
+    wait_for("the pod asks", || asking().is_some()).await;
+    cells.share_asked().await;
+    cells.set_budget(&key, BudgetFigures { limit: PRICE_LIMIT, reserved: PRICE_LIMIT });
+    cells.refuse_growth(vec![asking().unwrap().sandbox]);
+    assert_exhausted(
+        second.await.unwrap(),
+        "CellBudget shop/cells allows $0.3000 an hour on all nodes: $0.3000 are reserved, $0.0000 \
+         are left; the cheapest offering for the pod costs $0.2000, and the node's share is \
+         $0.3000, of which its cells hold $0.2000",
+    );
+    let third = spawn(&kiyot, "shop", "third".to_owned());
+    wait_for("the pod asks", || asking().is_some()).await;
+    kiyot.stop_sandbox(&first).await;
+    third.await.unwrap().unwrap();
+    // Nothing is known of other namespaces.
+    let other = spawn(&kiyot, "other", "other".to_owned());
+    wait_for("the pod asks", || asking().is_some()).await;
+    cells.set_budgets_known(true);
+    other.await.unwrap().unwrap();
 }
 
 /// Verifies A19.

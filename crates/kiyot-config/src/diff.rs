@@ -68,6 +68,7 @@ impl Diff {
             cells => restart,
             events => restart,
             requests => restart,
+            budgets => restart,
             capacity => restart,
         });
         for name in old.backends.keys().chain(new.backends.keys()).collect::<BTreeSet<_>>() {

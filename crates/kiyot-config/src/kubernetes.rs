@@ -35,13 +35,22 @@ pub struct Kubernetes {
     pub events: bool,
     /// Reads the requests and limits of the node's pods, to size their cells.
     pub requests: bool,
+    /// Keeps the cells of each namespace to its CellBudgets.
+    pub budgets: bool,
     /// The node's capacity that the daemon declares; `None` leaves the machine's.
     pub capacity: Option<Capacity>,
 }
 
 impl Default for Kubernetes {
     fn default() -> Self {
-        Self { kubeconfig: None, cells: true, events: true, requests: true, capacity: None }
+        Self {
+            kubeconfig: None,
+            cells: true,
+            events: true,
+            requests: true,
+            budgets: false,
+            capacity: None,
+        }
     }
 }
 
@@ -72,6 +81,11 @@ impl Kubernetes {
         table.set("cells", &mut kubernetes.cells, |field| field.flag());
         table.set("events", &mut kubernetes.events, |field| field.flag());
         table.set("requests", &mut kubernetes.requests, |field| field.flag());
+        table.set("budgets", &mut kubernetes.budgets, |field| field.flag());
+        if kubernetes.budgets && kubernetes.kubeconfig.is_none() {
+            let rule = "needs kubernetes.kubeconfig: without the API no budget is known";
+            table.report().add(Problem::new(table.path_of("budgets"), rule));
+        }
         let problems = table.report().len();
         table.set("capacity", &mut kubernetes.capacity, |field| Some(Some(capacity::read(field))));
         if let Some(capacity) = &kubernetes.capacity {
@@ -130,6 +144,8 @@ mod tests {
             ("kubeconfig = \"kubeconfig\"\n", "kubernetes.kubeconfig"),
             ("kubeconfig = \"/etc/../kubeconfig\"\n", "\"in-cluster\""),
             ("cells = \"yes\"\n", "kubernetes.cells"),
+            ("budgets = 1\n", "kubernetes.budgets"),
+            ("budgets = true\n", "kubernetes.budgets: needs kubernetes.kubeconfig"),
             ("lease_namespace = \"Kube_System\"\n", "kubernetes.lease_namespace"),
             ("token = \"x\"\n", "kubernetes.token"),
         ] {

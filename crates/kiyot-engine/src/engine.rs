@@ -52,6 +52,7 @@ pub use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Event, Not
 pub use error::CellError;
 pub use histogram::Histogram;
 pub use launch::Launch;
+pub use limits::budgets::{BudgetFigures, BudgetKey, BudgetRefusal, NamespaceNeed, OrderNeed};
 pub use limits::{Limits, OverBudget};
 pub use metrics::Metrics;
 pub use offers::Offers;
@@ -73,6 +74,7 @@ use cell::{Cell, EndCallers};
 use costs::Costs;
 use evidence::Evidence;
 use limits::Places;
+use limits::budgets::Budgets;
 use order::Order;
 use order::starts::AllStarts;
 use pools::Pools;
@@ -131,6 +133,7 @@ pub struct Engine {
     reported: ReportedPods,
     /// The boots that never enrolled lately.
     breaker: Breaker,
+    budgets: Budgets,
     unwritten: Unwritten,
     effects: Effects,
 }
@@ -157,6 +160,7 @@ impl Engine {
             is_cordoned: false,
             reported: ReportedPods::default(),
             breaker: Breaker::default(),
+            budgets: Budgets::default(),
             unwritten: Unwritten::default(),
             effects: Effects::new(),
         }

@@ -13,6 +13,8 @@ use crate::{
 pub const FIELD_MANAGER: &str = "kiyot";
 /// Most objects of a part of a list.
 const LIST_LIMIT: usize = 250;
+/// Most budgets of a part of a list: each may have the shares of a thousand nodes.
+const BUDGET_LIST_LIMIT: usize = 50;
 /// Time after which the API server ends a watch, in seconds.
 pub(crate) const WATCH_SECONDS: u64 = 300;
 /// Content type of server-side apply. JSON is YAML.
@@ -43,7 +45,11 @@ impl Call {
     /// Lists a part of the objects of a path with a query, from a position; empty for the first
     /// part.
     fn list(operation: &'static str, path: String, position: &str) -> Self {
-        let mut path = format!("{path}&limit={LIST_LIMIT}");
+        Self::list_by(LIST_LIMIT, operation, format!("{path}&"), position)
+    }
+
+    fn list_by(limit: usize, operation: &'static str, path: String, position: &str) -> Self {
+        let mut path = format!("{path}limit={limit}");
         if !position.is_empty() {
             path.push_str(&format!("&continue={}", encoded(position)));
         }
@@ -155,14 +161,50 @@ impl Call {
 
     /// Streams the changes of the pods of a node since a position.
     pub fn watch_pods(node: &str, position: &str) -> Self {
-        let path = format!(
-            "{}&watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}\
-             &resourceVersion={}",
-            pods_path(node),
-            encoded(position)
-        );
-        Self::get("watch pods", path)
+        Self::get("watch pods", format!("{}&{}", pods_path(node), watched_from(position)))
     }
+
+    /// Lists a part of the budgets of all namespaces, from a position; empty for the first part.
+    pub fn list_budgets(position: &str) -> Self {
+        let path = format!("/apis/{GROUP}/{VERSION}/cellbudgets?");
+        Self::list_by(BUDGET_LIST_LIMIT, "list cellbudgets", path, position)
+    }
+
+    /// Streams the changes of all budgets since a position.
+    pub fn watch_budgets(position: &str) -> Self {
+        let path = format!("/apis/{GROUP}/{VERSION}/cellbudgets?{}", watched_from(position));
+        Self::get("watch cellbudgets", path)
+    }
+
+    /// Reads a budget: the newest, without a version.
+    pub fn get_budget(namespace: &str, name: &str) -> Self {
+        Self::get("get cellbudgets", budget_path(namespace, name))
+    }
+
+    /// Changes the status of a budget, if it has the version of the patch.
+    pub fn patch_budget_status(namespace: &str, name: &str, patch: Value) -> Self {
+        let path = budget_path(namespace, name);
+        Self {
+            operation: "patch cellbudgets/status",
+            method: Method::PATCH,
+            path: format!("{path}/status?fieldManager={FIELD_MANAGER}"),
+            content_type: MERGE_PATCH,
+            body: Some(patch),
+        }
+    }
+}
+
+/// Returns the parameters of a watch from a position.
+fn watched_from(position: &str) -> String {
+    format!(
+        "watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={}",
+        encoded(position)
+    )
+}
+
+fn budget_path(namespace: &str, name: &str) -> String {
+    let (namespace, name) = (encoded(namespace), encoded(name));
+    format!("/apis/{GROUP}/{VERSION}/namespaces/{namespace}/cellbudgets/{name}")
 }
 
 fn cells_path(name: &str) -> String {

@@ -1,13 +1,16 @@
-//! Cells as objects of the Kubernetes API, events of their pods, the requests of pods, and the
-//! capacity of the node.
+//! Cells as objects of the Kubernetes API, events of their pods, the requests of pods, the capacity
+//! of the node, and its shares of budgets.
 //!
 //! The core is pure: [`object`] renders cells, [`plan`] finds the writes that are due, [`gate`]
 //! and [`pace`] bound them, [`recorder`] correlates events, [`requests`] sums what a pod requests,
-//! [`capacity`] and [`tap`] decide what the node declares.
-//! `client`, `reflector`, [`publisher`], [`informer`] and [`declarer`] carry out calls.
+//! [`capacity`] and [`tap`] decide what the node declares, [`budgets`] which shares it wants.
+//! `client`, `reflector`, [`publisher`], [`informer`], [`declarer`] and [`budgets`] carry out
+//! calls.
 //!
-//! Nothing in here is on the path of a CRI call, and pods run without any of it.
+//! Nothing in here is on the path of a CRI call, and pods run without any of it. Only a launch
+//! beyond the node's share of a budget waits for it.
 
+pub mod budgets;
 pub mod call;
 pub mod capacity;
 pub mod capacity_check;
@@ -31,6 +34,7 @@ pub mod source;
 pub mod tap;
 mod time;
 
+pub use budgets::{BudgetKeeper, BudgetOptions, ShareHolder};
 pub use client::{Access, Client, ClientError};
 pub use counter::Counter;
 pub use declarer::{CapacityDeclarer, DeclarerOptions};

@@ -41,6 +41,7 @@ use super::{
 use crate::{annotations, metrics::Source};
 
 mod admission;
+mod budgets;
 mod caller;
 mod config;
 mod history;

@@ -51,6 +51,8 @@ pub enum Table {
     Node,
     /// `NamespaceCost` by namespace.
     Costs,
+    /// `BudgetShare` by namespace/name.
+    Shares,
     /// `Cordon` by a fixed key.
     Cordon,
     /// `StandalonePod` of an earlier version, by the pod's uid.
@@ -72,6 +74,7 @@ impl Table {
             Self::Runtime => "runtime",
             Self::Node => "node",
             Self::Costs => "costs",
+            Self::Shares => "budget_shares",
             Self::Cordon => "cordon",
             Self::StandalonePods => "standalone_pods",
             Self::StandaloneEnds => "standalone_ends",

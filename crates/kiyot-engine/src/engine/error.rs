@@ -7,7 +7,7 @@ use kiyot_values::error_chain::error_chain;
 
 use crate::{
     StoreError,
-    engine::{OverBudget, PortTaken, ProviderKey},
+    engine::{BudgetRefusal, OverBudget, PortTaken, ProviderKey},
     id::{CellId, NoRandomness},
     placement::{AllRefused, NoFit, NodeShare},
     provider::{ErrorClass, InstanceId, ProviderError},
@@ -102,6 +102,9 @@ pub enum CellError {
     /// A price limit is reached.
     #[error(transparent)]
     OverBudget(#[from] OverBudget),
+    /// A CellBudget of the namespace has no share for the launch.
+    #[error(transparent)]
+    NoShare(#[from] Box<BudgetRefusal>),
     /// The limit of boots was reached all the time.
     #[error(
         "no cell was launched for {seconds} s, because {} ({}) and limits.boots allows no more; \

@@ -62,6 +62,12 @@ impl Evidence {
         !self.has_listed || self.pods_of_strays.contains(pod_uid)
     }
 
+    /// Returns true if instances of no cell may run: before the first listing, and while one shows
+    /// any.
+    pub(super) fn may_have_strays(&self) -> bool {
+        !self.has_listed || self.foreign.is_some() || !self.sightings.is_empty()
+    }
+
     fn strays_ended(&mut self, accepted: Vec<InstanceId>, failed: &[InstanceId], again: Duration) {
         self.ending.extend(accepted.into_iter().map(|instance| (instance, Some(again))));
         for instance in failed {

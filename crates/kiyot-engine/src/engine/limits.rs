@@ -19,6 +19,8 @@ use crate::{
     placement::Candidate,
 };
 
+pub(super) mod budgets;
+
 /// Bounds the cells that the error of a reached limit names.
 const MAX_NAMED_HOLDERS: usize = 3;
 /// The time for which a pod keeps its place in the queue after its order has timed out: the kubelet

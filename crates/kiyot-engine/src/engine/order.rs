@@ -341,7 +341,12 @@ impl Engine {
         }
         let launched = affordable
             .map_err(CellError::OverBudget)
-            .and_then(|ranked| self.launch(sandbox, ranked, now));
+            .and_then(|ranked| Ok(self.within_shares(sandbox, ranked)?));
+        let launched = match launched {
+            Ok(None) => return,
+            Ok(Some(ranked)) => self.launch(sandbox, ranked, now),
+            Err(error) => Err(error),
+        };
         if let Err(error) = launched {
             self.answer_order(None, sandbox, Err(error));
         }
@@ -591,6 +596,9 @@ impl Engine {
             let waited = order.deadline.saturating_sub(order.began).as_secs();
             if let Some(error) = self.queue_timeout(sandbox, now) {
                 return self.answer_order(None, sandbox, Err(error));
+            }
+            if let Some(refusal) = self.share_timeout(sandbox, waited) {
+                return self.answer_order(None, sandbox, Err(refusal.into()));
             }
             let Some(order) = self.orders.get(sandbox) else { return };
             let error = match self.blocking_cell(&order.wanted.key.pod_uid).cloned() {

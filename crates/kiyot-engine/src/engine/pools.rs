@@ -409,6 +409,7 @@ impl Engine {
         });
         suited.filter(move |(suited, cell)| {
             self.config.limits.affords_warm(&self.cells, namespace, cell, suited.price)
+                && self.budgets.allows(&self.cells, namespace, suited.price)
         })
     }
 

@@ -11,6 +11,7 @@ use crate::{
 };
 
 mod breaker;
+mod budgets;
 mod capabilities;
 mod clock;
 mod costs;

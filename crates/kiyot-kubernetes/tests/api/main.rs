@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed setup fails its test")]
 
 mod admission;
+mod budget_rules;
+mod budgets;
 mod capacity;
 mod capacity_check;
 mod declarer;

@@ -240,6 +240,21 @@ pub(crate) fn denied_by(policy: &Value, review: &Review) -> Option<String> {
     })
 }
 
+/// Returns the message of the first rule of a definition's whole object that refuses an update.
+pub(crate) fn refused_by(definition: &Value, old: &Value, new: &Value) -> Option<String> {
+    let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    let known = [("self", new), ("oldSelf", old)];
+    let known = known.map(|(name, value)| (name.to_owned(), cel::to_value(value).unwrap()));
+    let known = Known::from(known);
+    list(&schema["x-kubernetes-validations"]).iter().find_map(|rule| {
+        match evaluate(text(&rule["rule"]), &known) {
+            Ok(CelValue::Bool(true)) => None,
+            Ok(CelValue::Bool(false)) => Some(text(&rule["message"]).to_owned()),
+            other => Some(format!("{other:?}")),
+        }
+    })
+}
+
 /// Returns the object of a review as a mutating policy leaves it, or the error that keeps it from
 /// that. Each mutation sees the object as those before it leave it.
 pub(crate) fn mutated_by(policy: &Value, review: &Review) -> Result<Value, String> {

@@ -17,6 +17,7 @@ use kiyot_testkit::{
 use serde_json::{Value, json};
 
 use crate::{
+    budgets::{Holder, keep, put_budget},
     declarer::{declare, put_declared_node},
     world::{Calls, Daemon, NODE, api, definition, options, wait_for_cells},
 };
@@ -87,6 +88,9 @@ async fn rights_of_the_daemons_are_those_that_their_calls_need() {
     let informer = PodInformer::start(access, "worker-1".to_owned(), None, counter);
     put_declared_node(&api, json!({}));
     let _declarer = declare(&api, &informer, &calls);
+    let holder = Holder::with_order(1, 1);
+    put_budget(&api, "web", "2", "u");
+    let _keeper = keep(&api, NODE, &holder, &calls);
     let daemon = Daemon::new();
     let counter = Arc::clone(&calls) as _;
     let _publisher = Publisher::start(options(&api), Arc::clone(&daemon) as _, counter);
@@ -116,6 +120,10 @@ async fn rights_of_the_daemons_are_those_that_their_calls_need() {
         "create events",
         "patch events",
         "patch nodes/status",
+        "list cellbudgets",
+        "watch cellbudgets",
+        "get cellbudgets",
+        "patch cellbudgets/status",
         "list pods",
         "watch pods",
     ] {
@@ -359,7 +367,7 @@ fn whole_object() -> Value {
 }
 
 /// Collects the fields of an object; the items of a list are those of the list.
-fn fields(value: &Value, at: &str, found: &mut Vec<String>) {
+pub(crate) fn fields(value: &Value, at: &str, found: &mut Vec<String>) {
     match value {
         Value::Object(members) => {
             for (name, value) in members {
@@ -373,7 +381,7 @@ fn fields(value: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
-fn schema_fields(schema: &Value, at: &str, found: &mut Vec<String>) {
+pub(crate) fn schema_fields(schema: &Value, at: &str, found: &mut Vec<String>) {
     let schema = if schema["items"].is_null() { schema } else { &schema["items"] };
     for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
         let path = format!("{at}.{name}");
@@ -384,7 +392,7 @@ fn schema_fields(schema: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
-fn at<'s>(schema: &'s Value, path: &str) -> Option<&'s Value> {
+pub(crate) fn at<'s>(schema: &'s Value, path: &str) -> Option<&'s Value> {
     path.split('.').skip(1).try_fold(schema, |schema, name| {
         let schema = if schema["items"].is_null() { schema } else { &schema["items"] };
         schema["properties"].get(name)
@@ -392,8 +400,8 @@ fn at<'s>(schema: &'s Value, path: &str) -> Option<&'s Value> {
 }
 
 /// Collects the rules of structural schemas that a schema breaks.
-fn structural(schema: &Value, at: &str, faults: &mut Vec<String>) {
-    const KNOWN: [&str; 17] = [
+pub(crate) fn structural(schema: &Value, at: &str, faults: &mut Vec<String>) {
+    const KNOWN: [&str; 18] = [
         "type",
         "description",
         "properties",
@@ -403,6 +411,7 @@ fn structural(schema: &Value, at: &str, faults: &mut Vec<String>) {
         "format",
         "minLength",
         "maxLength",
+        "pattern",
         "minItems",
         "maxItems",
         "minimum",

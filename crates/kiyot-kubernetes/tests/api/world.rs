@@ -21,14 +21,22 @@ use tokio::sync::broadcast;
 pub(crate) const NODE: &str = "worker-1";
 const DEFINITION: &str = include_str!("../../../../deploy/crds/cells.kiyot.elotl.co.yaml");
 
+const BUDGET_DEFINITION: &str =
+    include_str!("../../../../deploy/crds/cellbudgets.kiyot.elotl.co.yaml");
+
+/// Returns the definition of budgets.
+pub(crate) fn budget_definition() -> Value {
+    serde_saphyr::from_str(BUDGET_DEFINITION).unwrap()
+}
+
 /// Returns the definition of the kind.
 pub(crate) fn definition() -> Value {
     serde_saphyr::from_str(DEFINITION).unwrap()
 }
 
-/// Starts an API server with the definition and the Node object of the node.
+/// Starts an API server with the definitions and the Node object of the node.
 pub(crate) async fn api() -> ApiServer {
-    with_node(ApiServer::start(&[definition()]).await)
+    with_node(ApiServer::start(&[definition(), budget_definition()]).await)
 }
 
 /// Adds the Node object of the node.

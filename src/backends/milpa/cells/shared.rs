@@ -63,6 +63,8 @@ pub(super) struct Shared {
     pub(super) history: History,
     /// Limits the events of a cell that connects.
     connects: LogLimits<CellId>,
+    /// Signals that an order asks for a larger share of a budget.
+    pub(super) share_asked: Notify,
     /// Signals that the next timer has changed.
     timers_changed: Notify,
     pub(super) tasks: TaskTracker,
@@ -129,6 +131,7 @@ impl Shared {
             events: broadcast::channel(EVENT_CAPACITY).0,
             history: History::default(),
             connects: LogLimits::default(),
+            share_asked: Notify::new(),
             timers_changed: Notify::new(),
             tasks: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -200,6 +203,9 @@ impl Shared {
             }
             core.queues.insert(cell.clone(), VecDeque::from([(event, effect)]));
             self.spawn(&cell, Arc::clone(self).perform_all(cell.clone()));
+        }
+        if core.engine.has_new_ask() {
+            self.share_asked.notify_one();
         }
         let timer = core.engine.next_timer();
         if timer != core.timer {

@@ -2,7 +2,7 @@
 
 use kiyot_engine::{
     StoreError,
-    engine::CellError,
+    engine::{BudgetRefusal, CellError},
     id::{InvalidId, NoRandomness},
     provider::ErrorClass,
 };
@@ -61,6 +61,10 @@ fn code_of_cell(error: &CellError) -> Code {
         | CellError::OverBudget(_)
         | CellError::NodeFull { .. }
         | CellError::Queued { .. } => Code::ResourceExhausted,
+        CellError::NoShare(refusal) => match **refusal {
+            BudgetRefusal::Exhausted { .. } => Code::ResourceExhausted,
+            BudgetRefusal::NotGranted { .. } | BudgetRefusal::NotKnown { .. } => Code::Unavailable,
+        },
         CellError::Cordoned
         | CellError::Silent { .. }
         | CellError::Ended(..)

@@ -4,7 +4,7 @@ use proptest::{collection::vec, prelude::*};
 
 use super::*;
 
-fn dollars(dollars: u64) -> Price {
+pub(super) fn dollars(dollars: u64) -> Price {
     Price::from_micros(dollars * 1_000_000)
 }
 
@@ -16,7 +16,7 @@ fn limited(limits: Limits) -> Engine {
 }
 
 /// Returns the needs of a pod, whose candidates have these prices in dollars.
-fn priced(namespace: &str, pod: &str, prices: &[u64]) -> OrderSpec {
+pub(super) fn priced(namespace: &str, pod: &str, prices: &[u64]) -> OrderSpec {
     let mut spec = with(spec(pod), |wanted| wanted.key.namespace = namespace.into());
     let candidates = prices
         .iter()
@@ -26,7 +26,7 @@ fn priced(namespace: &str, pod: &str, prices: &[u64]) -> OrderSpec {
 }
 
 /// Returns the launches of effects, as cells with the prices of their candidates in dollars.
-fn launches(effects: &Effects) -> Vec<(CellId, Vec<u64>)> {
+pub(super) fn launches(effects: &Effects) -> Vec<(CellId, Vec<u64>)> {
     let launches = effects.iter().filter_map(|(cell, effect)| match effect {
         Effect::Launch(launch) => {
             let candidates = launch.spec.candidates.iter();
@@ -39,7 +39,7 @@ fn launches(effects: &Effects) -> Vec<(CellId, Vec<u64>)> {
 }
 
 /// Returns the texts of the errors that effects answer orders with.
-fn refusals(effects: &Effects) -> Vec<String> {
+pub(super) fn refusals(effects: &Effects) -> Vec<String> {
     let refusals = effects.iter().filter_map(|(_, effect)| match effect {
         Effect::AnswerOrder(_, Err(error)) => Some(error_chain(error)),
         _ => None,
@@ -48,7 +48,7 @@ fn refusals(effects: &Effects) -> Vec<String> {
 }
 
 /// Answers a launch with the candidate of this price.
-fn answer(engine: &mut Engine, cell: &CellId, price: u64, seconds: u64) {
+pub(super) fn answer(engine: &mut Engine, cell: &CellId, price: u64, seconds: u64) {
     let instance = Instance { offering: offering(&price.to_string()), ..launched_as("i", cell) };
     let instance = Instance { id: InstanceId(format!("i-{cell}")), ..instance };
     engine.handle(Event::Launched(cell.clone(), Ok(instance)), at(seconds));

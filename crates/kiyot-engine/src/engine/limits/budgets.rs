@@ -1,0 +1,357 @@
+//! CellBudgets: the shares that the cells of a namespace have of them on this node.
+//!
+//! A launch whose price is within the shares of its namespace begins at once, whatever the
+//! Kubernetes API does. Beyond them its order waits, while the daemon asks for a larger share. A
+//! cell counts from its order to its proven end, before the launch is answered as its most
+//! expensive candidate. Which shares there are is decided outside: the engine launches within them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use kiyot_values::price::Price;
+
+use crate::{
+    engine::{Cells, Effects, Engine, Event, Now, cell::Cell, order::OrderState},
+    id::SandboxId,
+    placement::Ranked,
+};
+
+/// The name of a CellBudget in its namespace.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BudgetKey {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
+
+impl fmt::Display for BudgetKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// The figures of a CellBudget, for errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BudgetFigures {
+    /// The price that the cells of all nodes may have.
+    pub limit: Price,
+    /// The shares of all nodes.
+    pub reserved: Price,
+}
+
+/// The need of a namespace for shares.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamespaceNeed {
+    /// The namespace.
+    pub namespace: String,
+    /// The price of its cells, launches without an answer included.
+    pub held: Price,
+    /// The orders that wait for a larger share, those that wait the longest first.
+    pub orders: Vec<OrderNeed>,
+}
+
+/// The need of an order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OrderNeed {
+    /// The id of its sandbox.
+    pub sandbox: SandboxId,
+    /// The price of its cheapest candidate.
+    pub cheapest: Price,
+    /// The price of its most expensive candidate.
+    pub dearest: Price,
+}
+
+/// The reason for which an order gets no cell within its CellBudgets.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BudgetRefusal {
+    /// The rest of the budget is too small.
+    #[error(
+        "{}; the cheapest offering for the pod costs {cheapest}, and the node's share is {share}, \
+         of which its cells hold {held}", left(.budget, .figures.as_ref())
+    )]
+    Exhausted {
+        /// The budget.
+        budget: BudgetKey,
+        /// Its figures, if they are known.
+        figures: Option<BudgetFigures>,
+        /// The share of the node.
+        share: Price,
+        /// The price of the namespace's cells on the node.
+        held: Price,
+        /// The price of the cheapest offering for the pod.
+        cheapest: Price,
+    },
+    /// The API did not answer in time.
+    #[error(
+        "no cell was launched for {seconds} s, because the Kubernetes API did not grant the node a \
+         larger share of CellBudget {budget}; its share is {share}, of which its cells hold {held}"
+    )]
+    NotGranted {
+        /// The budget.
+        budget: BudgetKey,
+        /// The time for which the order has waited, in seconds.
+        seconds: u64,
+        /// The share of the node.
+        share: Price,
+        /// The price of the namespace's cells on the node.
+        held: Price,
+    },
+    /// The budgets were not read in time.
+    #[error(
+        "no cell was launched for {seconds} s, because the CellBudgets of namespace {namespace} \
+         are not known: since the daemon started, the Kubernetes API has not returned all of them"
+    )]
+    NotKnown {
+        /// The namespace.
+        namespace: String,
+        /// The time for which the order has waited, in seconds.
+        seconds: u64,
+    },
+}
+
+fn left(budget: &BudgetKey, figures: Option<&BudgetFigures>) -> String {
+    let Some(BudgetFigures { limit, reserved }) = figures else {
+        return format!("CellBudget {budget} has too little left");
+    };
+    let left = Price::from_micros(limit.micros().saturating_sub(reserved.micros()));
+    format!(
+        "CellBudget {budget} allows {limit} an hour on all nodes: {reserved} are reserved, {left} \
+         are left"
+    )
+}
+
+/// A node's share of a budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Share {
+    /// The price that cells may have: read back from the API, and recorded.
+    hourly: Price,
+    figures: Option<BudgetFigures>,
+}
+
+/// The shares of all namespaces.
+#[derive(Debug, Default)]
+pub(in crate::engine) struct Budgets {
+    /// False if namespaces have no budgets.
+    is_on: bool,
+    /// True once all budgets are known: a namespace without one has no limit.
+    are_known: bool,
+    shares: BTreeMap<BudgetKey, Share>,
+    /// The orders that wait for a larger share, with their candidates' lowest and highest price.
+    asking: BTreeMap<SandboxId, (Price, Price)>,
+    /// The orders for which no share grows.
+    refused: BTreeSet<SandboxId>,
+    /// True if an order asks that did not before.
+    has_new_ask: bool,
+}
+
+/// Returns the price of the cells of a namespace.
+fn held(cells: &Cells, namespace: &str) -> Price {
+    let of_namespace = cells.values().filter(|cell| cell.namespace() == namespace);
+    of_namespace.map(Cell::limited_price).fold(Price::FREE, |sum, price| sum + price)
+}
+
+impl Budgets {
+    fn of<'b>(&'b self, namespace: &str) -> impl Iterator<Item = (&'b BudgetKey, &'b Share)> {
+        let first = BudgetKey { namespace: namespace.to_owned(), name: String::new() };
+        let namespace = namespace.to_owned();
+        self.shares.range(first..).take_while(move |(key, _)| key.namespace == namespace)
+    }
+
+    /// Returns true if nothing is known of a namespace.
+    fn is_unknown(&self, namespace: &str) -> bool {
+        !self.are_known && self.of(namespace).next().is_none()
+    }
+
+    /// Returns the budget whose share is too small for a further cell of a namespace.
+    fn lacking(&self, cells: &Cells, namespace: &str, price: Price) -> Option<&BudgetKey> {
+        let needed = held(cells, namespace) + price;
+        let mut budgets = self.of(namespace);
+        budgets.find(|(_, share)| share.hourly < needed).map(|(key, _)| key)
+    }
+
+    /// Returns true if the shares of a namespace allow a further cell of this price. The cells of
+    /// no namespace have no budget.
+    pub(in crate::engine) fn allows(&self, cells: &Cells, namespace: &str, price: Price) -> bool {
+        // What costs nothing is within every budget.
+        !self.is_on
+            || price == Price::FREE
+            || namespace.is_empty()
+            || !self.is_unknown(namespace) && self.lacking(cells, namespace, price).is_none()
+    }
+}
+
+impl Engine {
+    /// Has namespaces keep to budgets, at first to the recorded shares.
+    pub fn keep_budgets(&mut self, recorded: impl IntoIterator<Item = (BudgetKey, Price)>) {
+        let share = |hourly| Share { hourly, figures: None };
+        self.budgets.is_on = true;
+        self.budgets.shares =
+            recorded.into_iter().map(|(key, hourly)| (key, share(hourly))).collect();
+    }
+
+    /// Sets the figures of a budget. A new budget has no share yet.
+    pub fn set_budget(&mut self, key: &BudgetKey, figures: BudgetFigures) {
+        let new = Share { hourly: Price::FREE, figures: None };
+        self.budgets.shares.entry(key.clone()).or_insert(new).figures = Some(figures);
+    }
+
+    /// Removes a budget: its namespace is not limited by it any more.
+    pub fn remove_budget(&mut self, key: &BudgetKey, now: Now) -> Effects {
+        self.budgets.shares.remove(key);
+        self.place_asking(|_| true, now)
+    }
+
+    /// Notes that all budgets are known, or no longer are.
+    pub fn set_budgets_known(&mut self, are_known: bool, now: Now) -> Effects {
+        self.budgets.are_known = are_known;
+        self.place_asking(|_| true, now)
+    }
+
+    /// Raises the share of a budget, which was read back and recorded.
+    pub fn grant_share(&mut self, key: &BudgetKey, hourly: Price, now: Now) -> Effects {
+        if let Some(share) = self.budgets.shares.get_mut(key) {
+            share.hourly = hourly;
+        }
+        self.place_asking(|_| true, now)
+    }
+
+    /// Lowers the share of a budget, but not below the price of the namespace's cells, unless more
+    /// than `most` is not the node's. Returns the share.
+    pub fn lower_share(&mut self, key: &BudgetKey, to: Price, most: Price) -> Price {
+        let held = held(&self.cells, &key.namespace);
+        let Some(share) = self.budgets.shares.get_mut(key) else { return Price::FREE };
+        share.hourly = share.hourly.min(to.max(held)).min(most);
+        share.hourly
+    }
+
+    /// Places orders again for which no share grows: each takes the candidates that fit, or is
+    /// refused.
+    pub fn refuse_growth(&mut self, orders: Vec<SandboxId>, now: Now) -> Effects {
+        self.budgets.refused.extend(orders);
+        let refused = self.budgets.refused.clone();
+        let effects = self.place_asking(|sandbox| refused.contains(sandbox), now);
+        self.budgets.refused.clear();
+        effects
+    }
+
+    fn place_asking(&mut self, which: impl Fn(&SandboxId) -> bool, now: Now) -> Effects {
+        for (sandbox, _) in self.take_asking().into_iter().filter(|(it, _)| which(it)) {
+            self.place(&sandbox, now);
+        }
+        self.handle(Event::Tick, now)
+    }
+
+    /// Returns the orders that wait for a larger share, those that wait the longest first.
+    fn take_asking(&mut self) -> Vec<(SandboxId, (Price, Price))> {
+        let orders = &self.orders;
+        let waits = |sandbox: &SandboxId| {
+            orders.get(sandbox).is_some_and(|order| order.state == OrderState::Waiting)
+        };
+        self.budgets.asking.retain(|sandbox, _| waits(sandbox));
+        let mut asking: Vec<_> = self
+            .budgets
+            .asking
+            .iter()
+            .map(|(sandbox, prices)| (sandbox.clone(), *prices))
+            .collect();
+        asking.sort_by_key(|(sandbox, _)| orders.get(sandbox).map(|order| order.queued_since));
+        asking
+    }
+
+    /// Returns the needs of all namespaces that have cells or waiting orders.
+    pub fn budget_needs(&mut self) -> Vec<NamespaceNeed> {
+        let mut needs: BTreeMap<String, Vec<OrderNeed>> = BTreeMap::new();
+        for cell in self.cells.values().filter(|cell| !cell.namespace().is_empty()) {
+            needs.entry(cell.namespace().to_owned()).or_default();
+        }
+        for (sandbox, (cheapest, dearest)) in self.take_asking() {
+            let Some(order) = self.orders.get(&sandbox) else { continue };
+            let orders = needs.entry(order.wanted.key.namespace.clone()).or_default();
+            orders.push(OrderNeed { sandbox, cheapest, dearest });
+        }
+        let need = |(namespace, orders): (String, _)| NamespaceNeed {
+            held: held(&self.cells, &namespace),
+            namespace,
+            orders,
+        };
+        needs.into_iter().map(need).collect()
+    }
+
+    /// Returns whether an order asks for a larger share that did not before, once.
+    pub fn has_new_ask(&mut self) -> bool {
+        std::mem::take(&mut self.budgets.has_new_ask)
+    }
+
+    /// Returns true if all instances of this node belong to known cells: after the loss of the
+    /// journal, others may run at the namespaces' cost.
+    pub fn counts_all_instances(&self) -> bool {
+        !self.providers.iter().any(|provider| provider.evidence.may_have_strays())
+    }
+
+    /// Returns the candidates of an order that its namespace's shares allow, if those of the
+    /// preferred provider are among them, or no share grows. Returns `None` while the order waits
+    /// for a larger share.
+    pub(in crate::engine) fn within_shares(
+        &mut self,
+        sandbox: &SandboxId,
+        mut ranked: Vec<Ranked>,
+    ) -> Result<Option<Vec<Ranked>>, Box<BudgetRefusal>> {
+        let Some(order) = self.orders.get(sandbox) else { return Ok(None) };
+        let namespace = order.wanted.key.namespace.clone();
+        let preferred = Ranked::first_run(&ranked).map(|(_, candidates)| candidates);
+        let preferred = preferred.unwrap_or_default();
+        let dearest = preferred.iter().map(|it| it.price).max().unwrap_or(Price::FREE);
+        let cheapest = ranked.iter().map(|it| it.as_ref().price).min().unwrap_or(Price::FREE);
+        let (budgets, cells) = (&mut self.budgets, &self.cells);
+        if budgets.allows(cells, &namespace, dearest) {
+            budgets.asking.remove(sandbox);
+            ranked.retain(|it| budgets.allows(cells, &namespace, it.as_ref().price));
+            return Ok(Some(ranked));
+        }
+        if !budgets.refused.contains(sandbox) || budgets.is_unknown(&namespace) {
+            let before = budgets.asking.insert(sandbox.clone(), (cheapest, dearest));
+            budgets.has_new_ask |= before != Some((cheapest, dearest));
+            return Ok(None);
+        }
+        budgets.asking.remove(sandbox);
+        ranked.retain(|it| budgets.allows(cells, &namespace, it.as_ref().price));
+        if ranked.is_empty()
+            && let Some(budget) = budgets.lacking(cells, &namespace, cheapest)
+        {
+            let share = budgets.shares.get(budget);
+            return Err(Box::new(BudgetRefusal::Exhausted {
+                budget: budget.clone(),
+                figures: share.and_then(|share| share.figures),
+                share: share.map_or(Price::FREE, |share| share.hourly),
+                held: held(cells, &namespace),
+                cheapest,
+            }));
+        }
+        Ok(Some(ranked))
+    }
+
+    /// Returns the error of an order whose time is over while it waits for a larger share.
+    pub(in crate::engine) fn share_timeout(
+        &self,
+        sandbox: &SandboxId,
+        seconds: u64,
+    ) -> Option<Box<BudgetRefusal>> {
+        let (_, dearest) = self.budgets.asking.get(sandbox)?;
+        let namespace = &self.orders.get(sandbox)?.wanted.key.namespace;
+        if self.budgets.is_unknown(namespace) {
+            let namespace = namespace.clone();
+            return Some(Box::new(BudgetRefusal::NotKnown { namespace, seconds }));
+        }
+        let budget = self.budgets.lacking(&self.cells, namespace, *dearest)?;
+        let share = self.budgets.shares.get(budget)?;
+        Some(Box::new(BudgetRefusal::NotGranted {
+            budget: budget.clone(),
+            seconds,
+            share: share.hourly,
+            held: held(&self.cells, namespace),
+        }))
+    }
+}

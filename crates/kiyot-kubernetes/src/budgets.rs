@@ -1,0 +1,393 @@
+//! The node's shares of CellBudgets.
+//!
+//! The API server is the only arbiter: a share is an entry in the status of its budget, which the
+//! node's daemon alone changes, by a patch of the version that it has read. `target` says which
+//! share a node should have, `settle` writes it, and [`BudgetKeeper`] does so when orders wait,
+//! cells have ended, or budgets change.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_trait::async_trait;
+use tokio::{
+    sync::watch,
+    time::{sleep, sleep_until},
+};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{
+    client::{Access, CALL_TIMEOUT, Connection},
+    counter::Counter,
+    failure::Failure,
+    gate::{FIRST_PAUSE, Gate},
+    reflector::Reflector,
+};
+
+mod informer;
+mod object;
+mod settle;
+mod target;
+
+pub use object::{Amounts, CellBudget};
+pub use target::{OrderWish, Wish};
+
+use informer::{Budgets, Known, KnownBudget};
+use settle::{Ledger, SettleError, Settled, settle};
+
+/// Period in which shares are compared with what cells hold.
+const PERIOD: Duration = Duration::from_secs(5);
+/// Least time between two writes of a share: a burst of launches shares one.
+const WRITE_PAUSE: Duration = Duration::from_secs(1);
+/// Time for which a share that is too large stays, while much of the budget is left, and while
+/// little is.
+const PATIENCE: Duration = Duration::from_secs(60);
+const SCARCE_PATIENCE: Duration = Duration::from_secs(5);
+/// Least time between two rounds, however often budgets change.
+const ROUND_PAUSE: Duration = Duration::from_millis(100);
+/// Writes of a share that are tried at most, one after the other, while other nodes write.
+const MAX_CONFLICTS: u32 = 10;
+/// Longest pause before a write is tried again, for each conflict before.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(30);
+/// Pause after a write of a share that was refused, as a multiple of that after a first failure.
+const REFUSED_PAUSES: u32 = 30;
+
+/// The name of a budget in its namespace.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BudgetKey {
+    /// The namespace.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+}
+
+impl fmt::Display for BudgetKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// A share on disk, in millionths of a dollar an hour.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordedShare {
+    /// The budget.
+    pub key: BudgetKey,
+    /// The uid of the budget.
+    pub uid: String,
+    /// The share.
+    pub hourly_micros: u64,
+}
+
+/// The cells that use the shares. Amounts are in millionths of a dollar an hour.
+#[async_trait]
+pub trait ShareHolder: fmt::Debug + Send + Sync + 'static {
+    /// Returns the recorded shares, which launches use already.
+    async fn recorded(&self) -> Result<Vec<RecordedShare>, String>;
+    /// Records a share; 0 removes the record.
+    async fn record(&self, key: &BudgetKey, uid: &str, share: u64) -> Result<(), String>;
+    /// Waits until an order asks for a larger share.
+    async fn asked(&self);
+    /// Returns the wishes of the namespaces that have cells or waiting orders.
+    fn wishes(&self) -> BTreeMap<String, Wish>;
+    /// Returns true if all instances of the node belong to cells that are counted.
+    fn counts_all_instances(&self) -> bool;
+    /// Takes the amounts of a budget, which may be new.
+    fn show(&self, key: &BudgetKey, amounts: Amounts);
+    /// Takes the end of a budget.
+    fn remove(&self, key: &BudgetKey);
+    /// Notes whether all budgets are known.
+    fn set_known(&self, are_known: bool);
+    /// Lowers a share, but not below what cells hold unless that is more than `most`, and returns
+    /// it.
+    fn lower(&self, key: &BudgetKey, share: u64, most: u64) -> u64;
+    /// Raises a share, which is recorded.
+    fn grant(&self, key: &BudgetKey, share: u64);
+    /// Refuses a larger share to these orders.
+    fn refuse(&self, orders: Vec<String>);
+}
+
+/// Options of the keeper.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BudgetOptions {
+    /// Address and credentials.
+    pub access: Access,
+    /// Name of this node.
+    pub node: String,
+    /// Period in which shares are compared with what cells hold.
+    pub period: Duration,
+    /// Least time between two writes of a share.
+    pub write_pause: Duration,
+    /// Time for which a share that is too large stays, while much of the budget is left.
+    pub patience: Duration,
+    /// The same time while little is left.
+    pub scarce_patience: Duration,
+    /// Pause after a first failure.
+    pub first_pause: Duration,
+}
+
+impl BudgetOptions {
+    /// Returns the options of a node, with the usual times.
+    pub fn new(access: Access, node: String) -> Self {
+        Self {
+            access,
+            node,
+            period: PERIOD,
+            write_pause: WRITE_PAUSE,
+            patience: PATIENCE,
+            scarce_patience: SCARCE_PATIENCE,
+            first_pause: FIRST_PAUSE,
+        }
+    }
+}
+
+/// The running keeper. Dropping it ends its tasks; shares stay.
+#[derive(Debug)]
+pub struct BudgetKeeper {
+    _tasks: [AbortOnDropHandle<()>; 2],
+}
+
+impl BudgetKeeper {
+    /// Starts the tasks. Called on a runtime of tokio.
+    pub fn start(
+        options: BudgetOptions,
+        holder: Arc<dyn ShareHolder>,
+        counter: Arc<dyn Counter>,
+    ) -> Self {
+        let (sender, known) = watch::channel(Known::default());
+        let (node, listed) = (options.node.clone(), Known::default());
+        let budgets = Budgets { node, known: sender, listed };
+        let (access, pause) = (options.access.clone(), Some(options.first_pause));
+        let reflector = Reflector::new(access.clone(), budgets, pause, Arc::clone(&counter));
+        let keeper = Keeper {
+            connection: Connection::new(access, counter, CALL_TIMEOUT),
+            gate: Gate::new(options.first_pause),
+            shares: BTreeMap::new(),
+            are_known: false,
+            next: Instant::now(),
+            options,
+            holder,
+            known,
+        };
+        let spawn = |task| AbortOnDropHandle::new(tokio::spawn(task));
+        Self {
+            _tasks: [spawn(Box::pin(reflector.run()) as BoxTask), spawn(Box::pin(keeper.run()))],
+        }
+    }
+}
+
+type BoxTask = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A share with the times of its changes.
+#[derive(Debug)]
+struct KeptShare {
+    ledger: Ledger,
+    shown: Option<Amounts>,
+    /// The time since which it is too large.
+    surplus_since: Option<Instant>,
+    /// The time before which it is not written again.
+    not_before: Instant,
+}
+
+impl KeptShare {
+    fn new(ledger: Ledger, now: Instant) -> Self {
+        Self { ledger, shown: None, surplus_since: None, not_before: now }
+    }
+}
+
+struct Keeper {
+    options: BudgetOptions,
+    connection: Connection,
+    holder: Arc<dyn ShareHolder>,
+    known: watch::Receiver<Known>,
+    gate: Gate,
+    shares: BTreeMap<BudgetKey, KeptShare>,
+    are_known: bool,
+    /// The time of the next round.
+    next: Instant,
+}
+
+impl Keeper {
+    async fn run(mut self) {
+        loop {
+            match self.holder.recorded().await {
+                Ok(recorded) => {
+                    self.shares = recorded.into_iter().map(kept).collect();
+                    break;
+                }
+                Err(error) => {
+                    tracing::error!(error, "recorded shares of budgets not read");
+                    sleep(self.options.period).await;
+                }
+            }
+        }
+        loop {
+            let begun = Instant::now();
+            self.next = begun + self.options.period;
+            self.round().await;
+            let pause = ROUND_PAUSE.min(self.options.write_pause);
+            sleep_until((begun + pause).into()).await;
+            tokio::select! {
+                () = self.holder.asked() => {}
+                Ok(()) = self.known.changed() => {}
+                () = sleep_until(self.next.into()) => {}
+            }
+        }
+    }
+
+    async fn round(&mut self) {
+        let known = self.known.borrow_and_update().clone();
+        if known.is_listed {
+            self.drop_removed(&known).await;
+        }
+        let now = Instant::now();
+        for (key, budget) in &known.budgets {
+            let new = || KeptShare::new(Ledger::new(budget.uid.clone()), now);
+            let share = self.shares.entry(key.clone()).or_insert_with(new);
+            // A former budget of this name is dropped first.
+            if share.ledger.uid == budget.uid && share.shown != Some(budget.amounts) {
+                share.shown = Some(budget.amounts);
+                self.holder.show(key, budget.amounts);
+            }
+        }
+        let are_known = known.is_listed && !known.has_more;
+        if std::mem::replace(&mut self.are_known, are_known) != are_known {
+            self.holder.set_known(are_known);
+        }
+        let wishes = self.holder.wishes();
+        for (key, budget) in &known.budgets {
+            let wish = wishes.get(&key.namespace).cloned().unwrap_or_default();
+            self.keep(key, budget, &wish).await;
+        }
+    }
+
+    /// Drops the shares of budgets that were deleted.
+    async fn drop_removed(&mut self, known: &Known) {
+        let is_present = |(key, share): &(&BudgetKey, &KeptShare)| {
+            known.budgets.get(*key).is_some_and(|budget| budget.uid == share.ledger.uid)
+        };
+        // Beyond the bound nothing is known to be absent.
+        let removed = self.shares.iter().filter(|it| !is_present(it) && !known.has_more);
+        let removed: Vec<BudgetKey> = removed.map(|(key, _)| key.clone()).collect();
+        for key in removed {
+            if let Err(error) = self.holder.record(&key, "", 0).await {
+                tracing::error!(budget = %key, error, "record of a deleted budget not removed");
+                continue;
+            }
+            self.shares.remove(&key);
+            self.holder.remove(&key);
+        }
+    }
+
+    /// Writes the share of a budget, if it is not what it should be.
+    async fn keep(&mut self, key: &BudgetKey, budget: &KnownBudget, wish: &Wish) {
+        let now = Instant::now();
+        let Some(share) = self.shares.get_mut(key) else { return };
+        if share.ledger.uid != budget.uid {
+            return;
+        }
+        let usable = share.ledger.usable;
+        let seen = Amounts { own: Some(usable), ..budget.amounts };
+        let surplus = seen.has_surplus(wish).then(|| share.surplus_since.unwrap_or(now));
+        share.surplus_since = surplus;
+        let BudgetOptions { patience, scarce_patience, .. } = self.options;
+        let patience = if seen.are_scarce(usable) { scarce_patience } else { patience };
+        let patience_ends = surplus.map(|since| since + patience);
+        let is_patient = patience_ends.is_none_or(|end| now < end);
+        self.next = patience_ends.filter(|_| is_patient).map_or(self.next, |it| it.min(self.next));
+        let is_seen = budget.amounts.own.unwrap_or(0) == usable;
+        if is_seen && seen.target(wish, is_patient) == usable {
+            // A pod that waits does not read the object again: its call is repeated.
+            return self.refuse_beyond(usable, wish);
+        }
+        let open = self.gate.open_at().unwrap_or(now).max(share.not_before);
+        if now < open {
+            self.next = self.next.min(open);
+            return;
+        }
+        let settled = self.write(key, wish, is_patient).await;
+        let Some(share) = self.shares.get_mut(key) else { return };
+        let now = Instant::now();
+        share.not_before = now + self.options.write_pause;
+        match settled {
+            Ok(Settled::Done(amounts)) => {
+                if self.gate.succeeded() {
+                    tracing::info!("shares of budgets are written again");
+                }
+                share.shown = Some(amounts);
+                share.surplus_since = None;
+                let usable = share.ledger.usable;
+                self.holder.show(key, amounts);
+                self.refuse_beyond(usable, wish);
+            }
+            Ok(Settled::Conflict) => self.next = self.next.min(share.not_before),
+            Ok(Settled::Absent) => {}
+            Ok(Settled::Uncounted) => share.not_before = now + self.options.period,
+            Err(error) => {
+                let failure = match error {
+                    SettleError::Api(failure) => failure,
+                    SettleError::Record(error) => Failure::Unreachable(error),
+                };
+                self.connection.failed(&failure);
+                let is_logged = match &failure {
+                    // Of this budget alone, as by the rule of its definition or a webhook.
+                    Failure::Invalid(_) | Failure::Denied(_) => {
+                        share.not_before = now + self.options.first_pause * REFUSED_PAUSES;
+                        self.gate.noted(&failure)
+                    }
+                    failure => self.gate.failed(failure, now, fastrand::f64()),
+                };
+                if is_logged {
+                    tracing::warn!(
+                        budget = %key,
+                        error = %failure,
+                        "share of a budget is not written, launches beyond it wait"
+                    );
+                }
+                if matches!(failure, Failure::Invalid(_)) {
+                    let usable = share.ledger.usable;
+                    self.refuse_beyond(usable, wish);
+                }
+            }
+        }
+    }
+
+    /// Refuses a larger share to the orders of a wish that is beyond it.
+    fn refuse_beyond(&self, usable: u64, wish: &Wish) {
+        if wish.whole() > usable && !wish.orders.is_empty() {
+            self.holder.refuse(wish.orders.iter().map(|order| order.id.clone()).collect());
+        }
+    }
+
+    async fn write(
+        &mut self,
+        key: &BudgetKey,
+        wish: &Wish,
+        is_patient: bool,
+    ) -> Result<Settled, SettleError> {
+        let Some(share) = self.shares.get_mut(key) else { return Ok(Settled::Absent) };
+        let client = self.connection.client().await?;
+        for conflicts in 0..MAX_CONFLICTS {
+            let settled = settle(
+                (&*client, &*self.holder),
+                (&self.options.node, key),
+                &mut share.ledger,
+                (wish, is_patient),
+            );
+            let settled = settled.await?;
+            if settled != Settled::Conflict {
+                return Ok(settled);
+            }
+            sleep((CONFLICT_PAUSE * (conflicts + 1)).mul_f64(fastrand::f64())).await;
+        }
+        Ok(Settled::Conflict)
+    }
+}
+
+fn kept(recorded: RecordedShare) -> (BudgetKey, KeptShare) {
+    let RecordedShare { key, uid, hourly_micros } = recorded;
+    let ledger = Ledger { uid, usable: hourly_micros, recorded: hourly_micros, is_own: true };
+    (key, KeptShare::new(ledger, Instant::now()))
+}

@@ -1,0 +1,183 @@
+//! The rules of `deploy/budgets.yaml` and of the definition of budgets, evaluated as the API server
+//! evaluates them.
+
+use std::collections::BTreeSet;
+
+use kiyot_kubernetes::{budgets::CellBudget, object::GROUP};
+use proptest::{collection::vec, prelude::*};
+use serde_json::{Value, json};
+
+use crate::{
+    policy::{Review, Row, assert_each_part_denies, denying, kubelet, refused_by, token, wrong},
+    rights::{at, fields, schema_fields, structural},
+    world::budget_definition,
+};
+
+const POLICY: &str = include_str!("../../../../deploy/budgets.yaml");
+
+/// Returns a budget with the shares of worker-1, worker-2 and so on; 0 for none.
+fn budget(dollars: &str, shares: &[u64]) -> Value {
+    let share = |(share, number): (&u64, u32)| {
+        let node = format!("worker-{number}");
+        (*share > 0).then(|| json!({ "node": node, "hourlyMicros": share, "serial": 1 }))
+    };
+    let shares: Vec<Value> = shares.iter().zip(1..).filter_map(share).collect();
+    json!({
+        "metadata": { "namespace": "web", "name": "cells", "resourceVersion": "7" },
+        "spec": { "dollarsPerHour": dollars },
+        "status": { "shares": shares },
+    })
+}
+
+/// Returns a budget after the patch of a node.
+fn patched(object: &Value, node: &str, share: u64) -> Value {
+    let budget: CellBudget = serde_json::from_value(object.clone()).unwrap();
+    let mut object = object.clone();
+    object["status"] = budget.patch(node, share)["status"].clone();
+    object
+}
+
+/// Verifies K4, K21.
+#[test]
+fn definition_of_budgets_is_structural_and_has_every_field_of_the_patch() {
+    let definition = budget_definition();
+    let names = &definition["spec"]["names"];
+    assert_eq!(definition["metadata"]["name"], "cellbudgets.kiyot.elotl.co");
+    assert_eq!(
+        (&definition["spec"]["scope"], &names["kind"]),
+        (&json!("Namespaced"), &json!("CellBudget"))
+    );
+    let version = &definition["spec"]["versions"][0];
+    assert_eq!((&version["name"], &version["subresources"]["status"]), (&json!("v1"), &json!({})));
+    let schema = &version["schema"]["openAPIV3Schema"];
+    let mut faults = Vec::new();
+    structural(schema, "", &mut faults);
+    assert!(faults.is_empty(), "{faults:?}");
+    let mut object = patched(&budget("1", &[]), "worker-1", 1);
+    object.as_object_mut().unwrap().remove("metadata");
+    let mut paths = Vec::new();
+    fields(&object, "", &mut paths);
+    let unknown: Vec<_> = paths.iter().filter(|path| at(schema, path).is_none()).collect();
+    assert!(unknown.is_empty(), "fields that the schema lacks: {unknown:?}");
+    let written: BTreeSet<_> = paths.into_iter().collect();
+    let mut known = Vec::new();
+    schema_fields(schema, "", &mut known);
+    let head = [".apiVersion", ".kind"];
+    let never: Vec<_> =
+        known.iter().filter(|it| !written.contains(*it) && !head.contains(&it.as_str())).collect();
+    assert!(never.is_empty(), "fields of the schema that are never written: {never:?}");
+    // The cost of the rule is bounded by it.
+    assert_eq!(schema["properties"]["status"]["properties"]["shares"]["maxItems"], 1000);
+}
+
+/// Verifies K21.
+#[test]
+fn definition_of_budgets_refuses_growth_beyond_the_limit_and_allows_to_shrink() {
+    const REFUSED: &str = "shares exceed dollarsPerHour";
+    let definition = budget_definition();
+    let bare = json!({ "spec": { "dollarsPerHour": "1" } });
+    let full: &[u64] = &[400_000, 600_000];
+    for (name, old, new, words) in [
+        ("first share", bare.clone(), budget("1", &[1_000_000]), ""),
+        ("first share beyond", bare.clone(), budget("1", &[1_000_001]), REFUSED),
+        ("no status", bare.clone(), bare, ""),
+        ("up to the limit", budget("1", &[400_000]), budget("1", full), ""),
+        ("a millionth beyond", budget("1", full), budget("1", &[400_001, 600_000]), REFUSED),
+        ("all decimals", budget("0.3", &[]), budget("0.300001", &[300_001]), ""),
+        ("all decimals, beyond", budget("0.3", &[]), budget("0.300001", &[300_002]), REFUSED),
+        ("highest", budget("99999.999999", &[]), budget("99999.999999", &[99_999_999_999]), ""),
+        ("limit lowered", budget("1", full), budget("0.5", full), ""),
+        ("shrinks above it", budget("0.5", full), budget("0.5", &[399_999, 600_000]), ""),
+        ("grows above it", budget("0.5", full), budget("0.5", &[400_001, 600_000]), REFUSED),
+        ("first above it", budget("0.5", full), budget("0.5", &[400_000, 600_000, 1]), REFUSED),
+        ("limit raised", budget("0.5", full), budget("2", full), ""),
+        ("removed by hand", budget("0.5", full), budget("0.5", &[0, 600_000]), ""),
+    ] {
+        let refused = refused_by(&definition, &old, &new);
+        let is_right = refused
+            .as_ref()
+            .map_or(words.is_empty(), |refused| !words.is_empty() && refused.starts_with(words));
+        assert!(is_right, "{name}: {refused:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Verifies K21.
+    #[test]
+    fn definition_of_budgets_lets_no_patch_exceed_limit_and_earlier_shares(
+        limit in 0_u64..40, before in vec(0_u64..15, 0..6), after in vec(0_u64..15, 0..6),
+    ) {
+        let dollars = format!("0.{limit:06}");
+        let sum = |shares: &[u64]| shares.iter().sum::<u64>();
+        let (old, new) = (budget(&dollars, &before), budget(&dollars, &after));
+        let refused = refused_by(&budget_definition(), &old, &new);
+        prop_assert_eq!(refused.is_some(), sum(&after) > limit.max(sum(&before)), "{:?}", refused);
+    }
+}
+
+fn status(user: Value, old: &Value, new: Value) -> Review {
+    let resource = "cellbudgets/status";
+    Review { user, group: GROUP, operation: "UPDATE", resource, old: old.clone(), new }
+}
+
+fn rows() -> Vec<Row> {
+    let me = || token("worker-1");
+    let both = budget("1", &[400_000, 500_000]);
+    let by_me = |share| patched(&both, "worker-1", share);
+    let only = |numbers: &[u64]| budget("1", numbers);
+    let of_no_node = "credentials name no node";
+    let of_others = "shares of other nodes are not written by node worker-1";
+    let unbound = json!({ "username": "system:serviceaccount:kiyot:kiyot" });
+    let administrator = json!({ "username": "kubernetes-admin", "groups": ["system:masters"] });
+    let mut later = both.clone();
+    later["status"]["shares"][1]["later"] = json!(true);
+    let bare = json!({ "metadata": {}, "spec": { "dollarsPerHour": "1" } });
+    vec![
+        ("own grows", status(me(), &both, by_me(500_000)), ""),
+        ("own shrinks", status(me(), &both, by_me(1)), ""),
+        ("own removed", status(me(), &both, by_me(0)), ""),
+        ("own by a kubelet", status(kubelet("worker-1"), &both, by_me(1)), ""),
+        ("own is the first", status(me(), &bare, only(&[1])), ""),
+        ("own is the last", status(me(), &only(&[1]), bare.clone()), ""),
+        (
+            "own beside fields of a later version",
+            status(me(), &later, patched(&later, "worker-1", 1)),
+            "",
+        ),
+        ("other grows", status(me(), &both, patched(&both, "worker-2", 600_000)), of_others),
+        ("other shrinks", status(me(), &both, patched(&both, "worker-2", 1)), of_others),
+        ("other removed", status(me(), &both, only(&[400_000])), of_others),
+        ("other made", status(me(), &both, only(&[400_000, 500_000, 1])), of_others),
+        ("other's field", status(me(), &both, later), of_others),
+        ("all removed", status(me(), &both, bare), of_others),
+        (
+            "limit by a node",
+            Review {
+                resource: "cellbudgets",
+                ..status(me(), &both, budget("2", &[400_000, 500_000]))
+            },
+            "budget is not changed by a node",
+        ),
+        ("no node", status(unbound, &both, both.clone()), of_no_node),
+        ("kubelet without a name", status(kubelet(""), &both, both.clone()), of_no_node),
+        ("administrator", status(administrator, &both, only(&[0, 500_000])), ""),
+    ]
+}
+
+/// Verifies K22.
+#[test]
+fn policy_of_budgets_admits_changes_of_the_own_nodes_share_alone() {
+    let wrong = wrong(&denying(POLICY), &rows());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Verifies K22.
+#[test]
+fn each_part_of_the_policy_of_budgets_denies_what_no_other_part_denies() {
+    let policies = denying(POLICY);
+    let [policy] = &policies[..] else { panic!("{policies:?}") };
+    let parts = ["/spec/validations", "/spec/matchConstraints/resourceRules/0/resources"];
+    assert_each_part_denies(policy, &parts, &rows());
+}

@@ -1,0 +1,95 @@
+//! Shares of CellBudgets: their records, and the engine's part.
+
+use kiyot_engine::{
+    StoreError,
+    engine::{BudgetFigures, BudgetKey, NamespaceNeed},
+    id::SandboxId,
+};
+use kiyot_proto::store::BudgetShare;
+use kiyot_values::price::Price;
+
+use super::Cells;
+use crate::backends::milpa::store::{Batch, Table};
+
+impl Cells {
+    /// Has namespaces keep to budgets, at first to the recorded shares. Called before the first
+    /// call of CRI.
+    pub async fn keep_budgets(&self) -> Result<(), StoreError> {
+        let shares = self.recorded_shares().await?;
+        let price = |share: BudgetShare| Price::from_micros(share.hourly_micros);
+        let shares = shares.into_iter().map(|(key, share)| (key, price(share)));
+        self.shared.core().engine.keep_budgets(shares);
+        Ok(())
+    }
+
+    /// Returns the recorded shares.
+    pub async fn recorded_shares(&self) -> Result<Vec<(BudgetKey, BudgetShare)>, StoreError> {
+        let records = self.shared.store.load::<BudgetShare>(Table::Shares).await?;
+        let share = |(key, share): (String, BudgetShare)| {
+            let (namespace, name) = key.split_once('/')?;
+            Some((BudgetKey { namespace: namespace.to_owned(), name: name.to_owned() }, share))
+        };
+        Ok(records.into_iter().filter_map(share).collect())
+    }
+
+    /// Records a share; a share of nothing removes the record.
+    pub async fn record_share(
+        &self,
+        key: &BudgetKey,
+        share: &BudgetShare,
+    ) -> Result<(), StoreError> {
+        let mut batch = Batch::default();
+        if share.hourly_micros == 0 {
+            batch.remove(Table::Shares, &key.to_string());
+        } else {
+            batch.put(Table::Shares, &key.to_string(), share);
+        }
+        self.shared.store.commit(batch).await
+    }
+
+    /// Waits until an order asks for a larger share.
+    pub async fn share_asked(&self) {
+        self.shared.share_asked.notified().await;
+    }
+
+    /// Returns the needs of the namespaces that have cells or waiting orders.
+    pub fn budget_needs(&self) -> Vec<NamespaceNeed> {
+        self.shared.core().engine.budget_needs()
+    }
+
+    /// Returns true if all instances of this node belong to known cells.
+    pub fn counts_all_instances(&self) -> bool {
+        self.shared.core().engine.counts_all_instances()
+    }
+
+    /// Sets the figures of a budget, which may be new.
+    pub fn set_budget(&self, key: &BudgetKey, figures: BudgetFigures) {
+        self.shared.core().engine.set_budget(key, figures);
+    }
+
+    /// Removes a budget.
+    pub fn remove_budget(&self, key: &BudgetKey) {
+        self.shared.with_core(|core, now| ((), core.engine.remove_budget(key, now)));
+    }
+
+    /// Notes whether all budgets are known.
+    pub fn set_budgets_known(&self, are_known: bool) {
+        self.shared.with_core(|core, now| ((), core.engine.set_budgets_known(are_known, now)));
+    }
+
+    /// Lowers a share, but not below what cells hold unless that is more than `most`, and returns
+    /// it.
+    pub fn lower_share(&self, key: &BudgetKey, to: Price, most: Price) -> Price {
+        self.shared.core().engine.lower_share(key, to, most)
+    }
+
+    /// Raises a share, which is recorded.
+    pub fn grant_share(&self, key: &BudgetKey, share: Price) {
+        self.shared.with_core(|core, now| ((), core.engine.grant_share(key, share, now)));
+    }
+
+    /// Refuses a larger share to orders.
+    pub fn refuse_growth(&self, orders: Vec<SandboxId>) {
+        self.shared.with_core(|core, now| ((), core.engine.refuse_growth(orders, now)));
+    }
+}

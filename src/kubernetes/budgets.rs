@@ -1,0 +1,101 @@
+//! The cells of a backend as the holder of its node's shares of budgets.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use async_trait::async_trait;
+use kiyot_engine::{
+    engine::{self, BudgetFigures, NamespaceNeed, OrderNeed},
+    id::SandboxId,
+};
+use kiyot_kubernetes::{
+    ShareHolder,
+    budgets::{Amounts, BudgetKey, OrderWish, RecordedShare, Wish},
+};
+use kiyot_proto::store::BudgetShare;
+use kiyot_values::{error_chain::error_chain, price::Price};
+
+use crate::backends::milpa::Milpa;
+
+/// The shares of a backend's cells.
+pub(super) struct Shares(pub(super) Arc<Milpa>);
+
+impl fmt::Debug for Shares {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shares").finish_non_exhaustive()
+    }
+}
+
+fn key(BudgetKey { namespace, name }: &BudgetKey) -> engine::BudgetKey {
+    engine::BudgetKey { namespace: namespace.clone(), name: name.clone() }
+}
+
+fn wish(NamespaceNeed { namespace, held, orders }: NamespaceNeed) -> (String, Wish) {
+    let order = |OrderNeed { sandbox, cheapest, dearest }: OrderNeed| OrderWish {
+        id: sandbox.to_string(),
+        cheapest: cheapest.micros(),
+        dearest: dearest.micros(),
+    };
+    (namespace, Wish { held: held.micros(), orders: orders.into_iter().map(order).collect() })
+}
+
+#[async_trait]
+impl ShareHolder for Shares {
+    async fn recorded(&self) -> Result<Vec<RecordedShare>, String> {
+        let shares = self.0.cells().recorded_shares().await;
+        let share = |(key, share): (engine::BudgetKey, BudgetShare)| RecordedShare {
+            key: BudgetKey { namespace: key.namespace, name: key.name },
+            uid: share.uid,
+            hourly_micros: share.hourly_micros,
+        };
+        let shares = shares.map_err(|error| error_chain(&error))?;
+        Ok(shares.into_iter().map(share).collect())
+    }
+
+    async fn record(&self, budget: &BudgetKey, uid: &str, share: u64) -> Result<(), String> {
+        let share = BudgetShare { uid: uid.to_owned(), hourly_micros: share };
+        let recorded = self.0.cells().record_share(&key(budget), &share).await;
+        recorded.map_err(|error| error_chain(&error))
+    }
+
+    async fn asked(&self) {
+        self.0.cells().share_asked().await;
+    }
+
+    fn wishes(&self) -> BTreeMap<String, Wish> {
+        self.0.cells().budget_needs().into_iter().map(wish).collect()
+    }
+
+    fn counts_all_instances(&self) -> bool {
+        self.0.cells().counts_all_instances()
+    }
+
+    fn show(&self, budget: &BudgetKey, amounts: Amounts) {
+        let figures = BudgetFigures {
+            limit: Price::from_micros(amounts.limit),
+            reserved: Price::from_micros(amounts.reserved()),
+        };
+        self.0.cells().set_budget(&key(budget), figures);
+    }
+
+    fn remove(&self, budget: &BudgetKey) {
+        self.0.cells().remove_budget(&key(budget));
+    }
+
+    fn set_known(&self, are_known: bool) {
+        self.0.cells().set_budgets_known(are_known);
+    }
+
+    fn lower(&self, budget: &BudgetKey, share: u64, most: u64) -> u64 {
+        let (share, most) = (Price::from_micros(share), Price::from_micros(most));
+        self.0.cells().lower_share(&key(budget), share, most).micros()
+    }
+
+    fn grant(&self, budget: &BudgetKey, share: u64) {
+        self.0.cells().grant_share(&key(budget), Price::from_micros(share));
+    }
+
+    fn refuse(&self, orders: Vec<String>) {
+        let orders = orders.iter().filter_map(|order| SandboxId::parse(order).ok());
+        self.0.cells().refuse_growth(orders.collect());
+    }
+}
