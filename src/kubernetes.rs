@@ -20,7 +20,7 @@ use futures::stream::BoxStream;
 use kiyot_config::{self as config, Capacity};
 use kiyot_engine::{
     id::CellId,
-    placement::{ApiRequests, Most, NodeResource, NodeVariable, PodRequests, REQUESTS_TIMEOUT},
+    placement::{ApiRequests, Most, NodeFigure, NodeResource, PodRequests, REQUESTS_TIMEOUT},
 };
 use kiyot_kubernetes::{
     Access, BudgetKeeper, BudgetOptions, CapacityDeclarer, Counter, DeclarerOptions, Options,
@@ -135,14 +135,15 @@ fn of_api(requests: requests::Requests) -> ApiRequests {
         storage_request: requests.storage_request,
         has_env_in_files: requests.has_env_in_files,
         gpus: requests.gpus,
-        node_variables: requests.node_variables.into_iter().map(of_variable).collect(),
+        node_variables: requests.node_variables.into_iter().map(of_figure).collect(),
+        node_files: requests.node_files.into_iter().map(of_figure).collect(),
     }
 }
 
-fn of_variable(variable: requests::NodeVariable) -> NodeVariable {
-    let requests::NodeVariable { container, name, is_memory, divisor } = variable;
+fn of_figure(figure: requests::NodeFigure) -> NodeFigure {
+    let requests::NodeFigure { holder, name, is_memory, divisor } = figure;
     let resource = if is_memory { NodeResource::Memory } else { NodeResource::Cpu };
-    NodeVariable { container, name, resource, divisor }
+    NodeFigure { holder, name, resource, divisor }
 }
 
 impl Kubernetes {

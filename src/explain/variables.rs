@@ -44,7 +44,7 @@ pub(super) fn explain(lines: &mut Lines, target: &Target<'_>, pod: &Pod, contain
     }
 }
 
-/// Returns whether a variable gets the figure of its cell.
+/// Returns whether a variable or file gets the figure of its cell.
 fn is_replaced(target: &Target<'_>, field: &ResourceField) -> bool {
     target.config.kubernetes.reads_requests()
         && target.provider != ProviderKind::Netns
@@ -55,7 +55,7 @@ fn is_replaced(target: &Target<'_>, field: &ResourceField) -> bool {
 pub(super) fn explain_files(lines: &mut Lines, target: &Target<'_>, pod: &Pod) {
     for volume in &pod.volumes {
         for (path, resource) in &volume.resource_files {
-            if lacks_limit(pod, resource, None) {
+            if lacks_limit(pod, resource, None) && !is_replaced(target, resource) {
                 let what = format!("volume {:?}: {path}", volume.name);
                 note_resource(lines, target, &what, resource);
             }

@@ -7,6 +7,7 @@ mod ends;
 #[path = "../vm/enrolment.rs"]
 mod enrolment;
 mod faults;
+mod figures;
 mod http_proxy;
 mod images;
 mod kills;

@@ -11,6 +11,7 @@ mod exits;
 mod failures;
 mod fake_provider;
 mod features;
+mod figures;
 mod hardware;
 mod hostile;
 mod ids;

@@ -23,7 +23,7 @@ use tonic::{Code, Status};
 use crate::kit::Fixture;
 
 /// Returns a daemon whose provider has these instance types, a name with a price each.
-async fn with_types(types: &[(&str, &str)]) -> Fixture {
+pub(crate) async fn with_types(types: &[(&str, &str)]) -> Fixture {
     let kiyot = Fixture::start().await;
     let header = "instance_type,vcpus,memory_mib,architectures,on_demand_usd_per_hour\n";
     let rows = types.iter().map(|(name, price)| format!("{name},2,4096,x86_64,{price}\n"));
@@ -245,7 +245,7 @@ async fn offering_without_capacity_is_not_tried_again_at_once() {
 
 /// A played reader of the Kubernetes API, which has a pod or never answers.
 #[derive(Debug)]
-struct PlayedRequests(Option<ApiRequests>);
+pub(crate) struct PlayedRequests(pub(crate) Option<ApiRequests>);
 
 #[async_trait]
 impl PodRequests for PlayedRequests {

@@ -45,7 +45,7 @@ pub use no_fit::NoFit;
 pub use node_share::NodeShare;
 pub use offering::{Market, Offering};
 pub use pod_requests::{
-    ApiRequests, CellResources, NodeResource, NodeVariable, PodRequests, REQUESTS_TIMEOUT,
+    ApiRequests, CellResources, NodeFigure, NodeResource, PodRequests, REQUESTS_TIMEOUT,
 };
 pub use ranked::Ranked;
 pub use ranking::{

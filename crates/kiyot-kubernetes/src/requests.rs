@@ -14,8 +14,11 @@ use kiyot_values::{
 };
 use serde::Deserialize;
 
-/// Most variables of a pod that are read: many times what a pod has.
-const MAX_VARIABLES: usize = 1000;
+mod node_figures;
+
+pub use node_figures::NodeFigure;
+use node_figures::{ResourceField, Volume};
+
 /// Most containers of a pod that are read.
 const MAX_CONTAINERS: usize = 1000;
 
@@ -33,21 +36,9 @@ pub struct Requests {
     /// The first resource of GPUs by name, such as `nvidia.com/gpu`.
     pub gpus: Option<String>,
     /// The variables that the kubelet fills in with the node's figures, for want of a limit.
-    pub node_variables: Vec<NodeVariable>,
-}
-
-/// A variable of a container with `limits.cpu` or `limits.memory` (`resourceFieldRef`), which
-/// neither the container nor the pod has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeVariable {
-    /// Name of the container.
-    pub container: String,
-    /// Name of the variable.
-    pub name: String,
-    /// True for memory.
-    pub is_memory: bool,
-    /// Unit of its value, in thousandths of a CPU or in bytes; not 0.
-    pub divisor: u64,
+    pub node_variables: Vec<NodeFigure>,
+    /// The files of volumes of which the same is true.
+    pub node_files: Vec<NodeFigure>,
 }
 
 /// The sums of a resource.
@@ -132,6 +123,7 @@ pub struct PodSpec {
     containers: Vec<Container>,
     init_containers: Vec<Container>,
     resources: Option<Resources>,
+    volumes: Vec<Volume>,
     overhead: BTreeMap<String, Amount>,
 }
 
@@ -156,14 +148,6 @@ struct Variable {
 struct ValueSource {
     file_key_ref: Option<serde::de::IgnoredAny>,
     resource_field_ref: Option<ResourceField>,
-}
-
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct ResourceField {
-    container_name: String,
-    resource: String,
-    divisor: Option<Amount>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -272,55 +256,8 @@ impl PodSpec {
             has_env_in_files: containers.flat_map(|container| &container.env).any(in_file),
             gpus: gpus.cloned(),
             node_variables: self.node_variables(),
+            node_files: self.node_files(),
         }
-    }
-
-    fn node_variables(&self) -> Vec<NodeVariable> {
-        let containers =
-            || self.containers.iter().chain(&self.init_containers).take(MAX_CONTAINERS);
-        let has_limit = |own: &Container, field: &ResourceField, name: &str| {
-            let named = match field.container_name.as_str() {
-                "" => Some(own),
-                other => containers().find(|container| container.name == other),
-            };
-            let of_container = named.map(|container| &container.resources);
-            let mut all = self.resources.iter().chain(of_container);
-            named.is_none() || all.any(|resources| resources.limits.contains_key(name))
-        };
-        let mut variables = BTreeMap::new();
-        for container in containers() {
-            for Variable { name, value_from } in &container.env {
-                // Of variables with one name the last counts.
-                let key = (&container.name, name);
-                let field = value_from.as_ref().and_then(|from| from.resource_field_ref.as_ref());
-                let unit = field.and_then(|field| {
-                    let (name, is_memory, divisor) = match field.resource.as_str() {
-                        "limits.cpu" => ("cpu", false, field.divisor(Quantity::milli, 1000)),
-                        "limits.memory" => ("memory", true, field.divisor(Quantity::units, 1)),
-                        _ => return None,
-                    };
-                    (!has_limit(container, field, name)).then_some((is_memory, divisor))
-                });
-                let Some((is_memory, divisor)) = unit else {
-                    variables.remove(&key);
-                    continue;
-                };
-                if variables.len() < MAX_VARIABLES {
-                    let (container, name) = (container.name.clone(), name.clone());
-                    let variable = NodeVariable { container, name, is_memory, divisor };
-                    variables.insert(key, variable);
-                }
-            }
-        }
-        variables.into_values().collect()
-    }
-}
-
-impl ResourceField {
-    /// Returns the unit of its value; 0 or none is the resource's own.
-    fn divisor(&self, read: fn(Quantity) -> u64, own: u64) -> u64 {
-        let divisor = self.divisor.as_ref().and_then(Amount::quantity).map(read);
-        divisor.filter(|divisor| *divisor > 0).unwrap_or(own)
     }
 }
 

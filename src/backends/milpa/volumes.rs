@@ -13,6 +13,7 @@ use kiyot_engine::id::{CellId, ContainerId};
 use kiyot_proto::{
     cell::{FileChange, Root, file_change::Change},
     cri,
+    store::ReplacedFile,
 };
 use tokio_util::task::AbortOnDropHandle;
 
@@ -40,6 +41,7 @@ mod plan;
 mod pod;
 mod prepare;
 mod reader;
+mod replaced;
 mod sources;
 mod subpath;
 pub mod support;
@@ -100,7 +102,7 @@ impl Volumes {
 
     /// Copies everything that a container mounts into the cell, and returns the mounts for the
     /// cell's containerd: same order, host paths in the cell. An image volume has no path and is
-    /// unchanged.
+    /// unchanged. The `replaced` files have their own content in the cell, from now on.
     ///
     /// FAILED_PRECONDITION, naming the path, if it is not available in a cell or not written yet;
     /// else the cell's own failure.
@@ -109,8 +111,10 @@ impl Volumes {
         cell: &Cell,
         sandbox: &cri::PodSandboxConfig,
         container: &cri::ContainerConfig,
+        replaced: &[ReplacedFile],
     ) -> Result<Vec<cri::Mount>, Failure> {
-        Box::pin(self.prepare_in(&cell.id, Arc::new(self.files(cell)), sandbox, container)).await
+        let files = Arc::new(self.files(cell));
+        Box::pin(self.prepare_in(&cell.id, files, sandbox, container, replaced)).await
     }
 
     async fn prepare_in(
@@ -119,8 +123,9 @@ impl Volumes {
         files: Arc<dyn CellFiles>,
         sandbox: &cri::PodSandboxConfig,
         container: &cri::ContainerConfig,
+        replaced: &[ReplacedFile],
     ) -> Result<Vec<cri::Mount>, Failure> {
-        let pod = self.pod(cell, files);
+        let pod = self.pod(cell, files, replaced);
         let preparation = Preparation {
             kubelet_dirs: &self.kubelet_dirs,
             host_path: *self.host_path.read().unwrap_or_else(PoisonError::into_inner),
@@ -230,8 +235,9 @@ impl Volumes {
         cell: &Cell,
         sandbox: &cri::PodSandboxConfig,
         container: &cri::ContainerConfig,
+        replaced: &[ReplacedFile],
     ) {
-        self.keep_in(&cell.id, Arc::new(self.files(cell)), sandbox, container);
+        self.keep_in(&cell.id, Arc::new(self.files(cell)), sandbox, container, replaced);
     }
 
     fn keep_in(
@@ -240,8 +246,9 @@ impl Volumes {
         files: Arc<dyn CellFiles>,
         sandbox: &cri::PodSandboxConfig,
         container: &cri::ContainerConfig,
+        replaced: &[ReplacedFile],
     ) {
-        let pod = self.pod(cell, files);
+        let pod = self.pod(cell, files, replaced);
         for mount in &container.mounts {
             if let Source::Atomic { plugin, name } =
                 Source::of(&self.kubelet_dirs, uid(sandbox), &mount.host_path)
@@ -271,13 +278,19 @@ impl Volumes {
         }
     }
 
-    fn pod(&self, cell: &CellId, files: Arc<dyn CellFiles>) -> Arc<PodVolumes> {
+    fn pod(
+        &self,
+        cell: &CellId,
+        files: Arc<dyn CellFiles>,
+        replaced: &[ReplacedFile],
+    ) -> Arc<PodVolumes> {
         let mut pods = self.pods();
         let entry = pods.entry(cell.clone()).or_insert_with(|| PodEntry {
             pod: Arc::new(PodVolumes::new(cell.clone(), Arc::clone(&files))),
             keeper: None,
         });
         entry.pod.use_files(files);
+        entry.pod.set_replaced(replaced);
         Arc::clone(&entry.pod)
     }
 

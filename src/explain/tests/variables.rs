@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Verifies C7, K19, U26.
+/// Verifies C7, K19, K23, U26.
 #[test]
 fn variables_with_facts_of_the_node_are_noted_for_other_machines() {
     let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n  \
@@ -47,9 +47,9 @@ fn variables_with_facts_of_the_node_are_noted_for_other_machines() {
     let (text, _) = explained(&format!("{declared}{}", config_of("netns")), pod);
     let found: Vec<_> = text.lines().map(str::trim).filter(|line| is_note(line)).collect();
     assert_eq!(found, [other.replace("can allocate", "declares")], "{text}");
-    // With access to the API the daemon gives variables the figures of a machine.
+    // With access to the API the daemon gives variables and files the figures of a machine.
     let access = "[kubernetes]\nkubeconfig = \"in-cluster\"\n";
     let (text, _) = explained(&format!("{access}{}", config_of("qemu")), pod);
     let found: Vec<_> = text.lines().map(str::trim).filter(|line| is_note(line)).collect();
-    assert_eq!(found, [file, projected], "{text}");
+    assert_eq!(found, [projected], "{text}");
 }

@@ -28,16 +28,18 @@ pub struct ApiRequests {
     /// The first resource of GPUs by name, such as `nvidia.com/gpu`.
     pub gpus: Option<String>,
     /// The variables that the kubelet fills in with the node's figures.
-    pub node_variables: Vec<NodeVariable>,
+    pub node_variables: Vec<NodeFigure>,
+    /// The files of volumes of which the same is true.
+    pub node_files: Vec<NodeFigure>,
 }
 
-/// A variable of a container that has no limit of its resource (`resourceFieldRef`): the kubelet
-/// fills in what the node can allocate.
+/// A variable of a container, or a file of a volume, with a limit that no container has
+/// (`resourceFieldRef`): the kubelet fills in what the node can allocate.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NodeVariable {
-    /// The name of the container.
-    pub container: String,
-    /// The name of the variable.
+pub struct NodeFigure {
+    /// The name of the variable's container, or of the file's volume.
+    pub holder: String,
+    /// The name of the variable, or the path of the file in its volume.
     pub name: String,
     /// The resource.
     pub resource: NodeResource,
@@ -45,7 +47,7 @@ pub struct NodeVariable {
     pub divisor: u64,
 }
 
-/// A resource of a [`NodeVariable`].
+/// A resource of a [`NodeFigure`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeResource {
     /// `limits.cpu`.
@@ -63,7 +65,7 @@ pub struct CellResources {
     pub memory: u64,
 }
 
-impl NodeVariable {
+impl NodeFigure {
     /// Returns its value in a cell, rounded up as the kubelet does.
     pub fn value_in(&self, cell: CellResources) -> String {
         let amount = match self.resource {
@@ -109,13 +111,13 @@ impl Requested {
 mod tests {
     use super::*;
 
-    /// Verifies K19.
+    /// Verifies K19, K23.
     #[test]
-    fn variable_has_the_figures_of_the_cell_rounded_up() {
+    fn figure_of_the_cell_is_rounded_up() {
         let cell = CellResources { milli_cpus: 1500, memory: (1 << 30) + 1 };
         let value = |resource, divisor| {
-            let (container, name) = ("main".to_owned(), "LIMIT".to_owned());
-            NodeVariable { container, name, resource, divisor }.value_in(cell)
+            let (holder, name) = ("main".to_owned(), "LIMIT".to_owned());
+            NodeFigure { holder, name, resource, divisor }.value_in(cell)
         };
         assert_eq!([1000, 1, 400].map(|unit| value(NodeResource::Cpu, unit)), ["2", "1500", "4"]);
         assert_eq!(

@@ -150,10 +150,25 @@ impl CriService {
             let name = config.metadata.as_ref().map_or("", |metadata| &metadata.name);
             Status::invalid_argument(format!("log of container {name:?}: {error}"))
         })?;
+        let api = self.known_requests(&sandbox.uid).unwrap_or_default();
+        let figures = if api.node_variables.is_empty() && api.node_files.is_empty() {
+            None
+        } else {
+            self.cells.resources(&cell.id).await
+        };
+        let mut replaced = meta.replaced_files;
+        if let Some(figures) = figures
+            && replaced.is_empty()
+            && !api.node_files.is_empty()
+        {
+            let files = requests::replaced_files(&api.node_files, figures);
+            let recorded = self.sync.records.set_replaced_files(sandbox, files).await;
+            replaced = recorded.map_err(|error| status_code::of_store(&error))?;
+        }
         // Images may take minutes and can be cancelled. Changes of files are short, and are not
         // left half-made in the cell.
         let files = async {
-            let mounts = self.volumes.prepare(cell, current, &config).await?;
+            let mounts = self.volumes.prepare(cell, current, &config, &replaced).await?;
             if let Some(logs) = &logs {
                 self.make_log_dir(cell, &logs.in_pod_dir).await?;
             }
@@ -195,11 +210,8 @@ impl CriService {
         }
         if let Some(config) = &mut cell_request.config {
             policy::close_kernel_paths(&rules, config);
-            let api = self.known_requests(&sandbox.uid).unwrap_or_default();
-            if !api.node_variables.is_empty()
-                && let Some(resources) = self.cells.resources(&cell.id).await
-            {
-                requests::replace_node_variables(config, &api.node_variables, resources);
+            if let Some(figures) = figures {
+                requests::replace_node_variables(config, &api.node_variables, figures);
             }
         }
         let cell_container = self.create_in_cell(cell, sandbox, cell_request).await?;
@@ -214,7 +226,7 @@ impl CriService {
         let result =
             self.record_container(cell, sandbox, &id, &cell_container, &config, &image, logs).await;
         match result {
-            Ok(()) => self.volumes.keep(cell, current, &config),
+            Ok(()) => self.volumes.keep(cell, current, &config, &replaced),
             Err(_) => discard_container(cell, &cell_container).await,
         }
         result.map(|()| id)

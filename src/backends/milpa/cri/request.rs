@@ -17,10 +17,10 @@ use kiyot_proto::{
 use crate::backends::milpa::images::NodeSettings;
 
 mod hardware;
-mod node_variables;
+mod node_figures;
 
 pub(super) use hardware::HasResources;
-pub(super) use node_variables::replace_node_variables;
+pub(super) use node_figures::{replace_node_variables, replaced_files};
 
 /// The `cgroup_parent` of the pod of a machine.
 const CGROUP_IN_MACHINE: &str = "/pod";

@@ -365,6 +365,7 @@ impl CriService {
             current_annotations: Default::default(),
             standalone: false,
             cgroup_parent,
+            replaced_files: Vec::new(),
         };
         let mut batch = Batch::default();
         batch.put(Table::Sandboxes, id.as_str(), &meta);

@@ -93,9 +93,9 @@ impl Pods {
         hasher.finish()
     }
 
-    /// Publishes the record of a sandbox whose pod's annotations have changed. Responses keep the
-    /// annotations of RunPodSandbox, as containerd's do.
-    pub(crate) fn set_annotations(&self, id: &SandboxId, meta: &store::SandboxMeta) {
+    /// Publishes the changed record of a sandbox. Responses keep the annotations of RunPodSandbox,
+    /// as containerd's do.
+    pub(crate) fn set_meta(&self, id: &SandboxId, meta: &store::SandboxMeta) {
         let keys = self.keys(meta);
         let cache = &mut *self.write();
         let Some(sandbox) = cache.sandboxes.get_mut(id) else { return };

@@ -54,11 +54,6 @@ impl Sandbox {
         decoded(&self.meta)
     }
 
-    /// Returns the config of its RunPodSandbox.
-    pub(crate) fn config(&self) -> cri::PodSandboxConfig {
-        self.meta().config.unwrap_or_default()
-    }
-
     /// Decodes its list entry.
     pub(crate) fn item(&self) -> cri::PodSandbox {
         decoded::<cri::ListPodSandboxResponse>(&self.item).items.pop().unwrap_or_default()

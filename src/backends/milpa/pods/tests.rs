@@ -58,6 +58,7 @@ fn sandbox_meta(id: &str, n: u32) -> store::SandboxMeta {
         current_annotations: HashMap::new(),
         standalone: false,
         cgroup_parent: String::new(),
+        replaced_files: Vec::new(),
     }
 }
 
@@ -203,7 +204,7 @@ fn statuses_have_what_the_kubelet_sent() {
     let (pods, one, _, container) = example();
     let sandbox = pods.sandbox(one.as_str()).unwrap();
     let status = super::response::sandbox_status(&sandbox.meta(), true);
-    let config = sandbox.config();
+    let config = sandbox.meta().config.unwrap();
     assert_eq!(
         (status.metadata, &status.labels, &status.annotations),
         (config.metadata.clone(), &config.labels, &config.annotations)
@@ -260,7 +261,7 @@ fn container_id_of_two_cells_names_each_cells_own() {
 #[test]
 fn annotations_find_the_running_pod_after_a_change() {
     let (pods, one, two, _) = example();
-    let first = pods.sandbox(one.as_str()).unwrap().config().annotations;
+    let first = pods.sandbox(one.as_str()).unwrap().meta().config.unwrap().annotations;
     let spec = |annotations: &HashMap<String, String>| cri::ImageSpec {
         annotations: annotations.clone(),
         ..Default::default()
@@ -294,7 +295,7 @@ fn annotations_find_the_running_pod_after_a_change() {
     // After a call that names the pod has them.
     let mut meta = pods.sandbox(one.as_str()).unwrap().meta();
     meta.current_annotations.clone_from(&both);
-    pods.set_annotations(&one, &meta);
+    pods.set_meta(&one, &meta);
     assert_eq!((found(&both), alike(&both)), (Some(one.clone()), vec![one.clone()]));
     assert_eq!(alike(&restarted), vec![two.clone()]);
     let answered = pods.sandbox(one.as_str()).unwrap();

@@ -216,14 +216,16 @@ impl CellSync {
         let Some(sandbox) = self.pods.sandbox_of_cell(&cell.id) else { return Ok(()) };
         let containers = self.pods.containers_of(&sandbox.id);
         let living = containers.iter().filter(|container| !container.exited());
-        let config = sandbox.config();
+        let meta = sandbox.meta();
+        let config = meta.config.unwrap_or_default();
         join_all(living.map(async |container| {
             // After a restart the log is not followed yet, and a container that ended meanwhile
             // reads EXITED only with its log.
             if container.state() == cri::ContainerState::ContainerRunning {
                 self.follow_log(cell, container).await;
             }
-            self.volumes.keep(cell, &config, &container.meta().config.unwrap_or_default());
+            let own = container.meta().config.unwrap_or_default();
+            self.volumes.keep(cell, &config, &own, &meta.replaced_files);
         }))
         .await;
         self.release_if_ended(cell);

@@ -141,7 +141,27 @@ impl Records {
                 "annotations of a pod not recorded, a restart of the daemon loses them"
             );
         }
-        self.pods.set_annotations(&sandbox.id, &meta);
+        self.pods.set_meta(&sandbox.id, &meta);
+    }
+
+    /// Records the files of a sandbox's volumes that have another content in the cell, and returns
+    /// them. The first ones stay until the sandbox ends.
+    pub(crate) async fn set_replaced_files(
+        &self,
+        sandbox: &Sandbox,
+        files: Vec<records::ReplacedFile>,
+    ) -> Result<Vec<records::ReplacedFile>, StoreError> {
+        let _records = sandbox.records.lock().await;
+        let Ok(sandbox) = self.pods.sandbox(sandbox.id.as_str()) else { return Ok(files) };
+        let mut meta = sandbox.meta();
+        if meta.replaced_files.is_empty() {
+            meta.replaced_files = files;
+            let mut batch = Batch::default();
+            batch.put(Table::Sandboxes, sandbox.id.as_str(), &meta);
+            self.store.commit(batch).await?;
+            self.pods.set_meta(&sandbox.id, &meta);
+        }
+        Ok(meta.replaced_files)
     }
 
     /// Records that a sandbox has stopped. Its containers keep their states.

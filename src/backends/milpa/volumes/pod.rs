@@ -10,6 +10,7 @@ use std::{
 
 use kiyot_engine::id::CellId;
 use kiyot_link::log_limit::LogLimit;
+use kiyot_proto::store::ReplacedFile;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep, sleep_until},
@@ -40,6 +41,8 @@ pub(super) struct PodVolumes {
     cell: CellId,
     files: Mutex<Arc<dyn CellFiles>>,
     volumes: Mutex<BTreeMap<PathBuf, Arc<VolumeSync>>>,
+    /// Files with another content in the cell.
+    replaced: Mutex<Arc<[ReplacedFile]>>,
     /// Notified when a volume changes or is added, or the link is replaced.
     pub(super) changed: Arc<Notify>,
     /// Limits the log messages that the cell can cause.
@@ -53,6 +56,7 @@ impl PodVolumes {
             cell,
             files: Mutex::new(files),
             volumes: Mutex::default(),
+            replaced: Mutex::default(),
             changed: Arc::default(),
             lines: LogLimit::default(),
         }
@@ -66,6 +70,19 @@ impl PodVolumes {
     /// Returns the files of the cell.
     pub(super) fn files(&self) -> Arc<dyn CellFiles> {
         Arc::clone(&self.files.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sets the files with another content in the cell. An empty list is from before they were
+    /// known.
+    pub(super) fn set_replaced(&self, files: &[ReplacedFile]) {
+        if !files.is_empty() {
+            *self.replaced.lock().unwrap_or_else(PoisonError::into_inner) = files.into();
+        }
+    }
+
+    /// Returns the files with another content in the cell.
+    pub(super) fn replaced(&self) -> Arc<[ReplacedFile]> {
+        Arc::clone(&self.replaced.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns a volume, and adds it to the synchronised ones if it is new.
@@ -127,7 +144,7 @@ impl PodVolumes {
             {
                 tracing::debug!(volume = %volume.source().display(), %error, "volume not watched");
             }
-            match volume.sync(&*self.files()).await {
+            match volume.sync(&*self.files(), self.replaced()).await {
                 Ok(Synced::Updated) => {
                     tracing::debug!(
                         cell = %self.cell,

@@ -15,6 +15,7 @@ use super::{
     plan::{CellPath, plan},
     pod::PodVolumes,
     reader::{self, FileOrTree, ReadError},
+    replaced::replace_in_part,
     sources::{self, Source},
     subpath,
     tree::{Attributes, CopyState},
@@ -88,7 +89,7 @@ impl Preparation<'_> {
     /// Synchronises a volume that the kubelet writes.
     async fn atomic(&self, path: &Path, place: CellPath) -> Result<CellPath, Failure> {
         let volume = self.pod.volume(path.to_owned(), place.clone());
-        match volume.sync(&*self.pod.files()).await {
+        match volume.sync(&*self.pod.files(), self.pod.replaced()).await {
             Ok(Synced::Retained) => {
                 tracing::warn!(
                     volume = %path.display(),
@@ -140,33 +141,31 @@ impl Preparation<'_> {
         };
         if sources::is_atomic(&plugin) {
             let root = sources::volume_path(&plugin, volume, false).root;
-            return self.copy(path, CellPath::new(root, at), true, false).await;
+            let mut node = read(path, true).await?;
+            let replaced = self.pod.replaced();
+            if replaced.iter().any(|file| file.volume == volume)
+                && let Some(below) = part(&volume_path, path).await?
+            {
+                replace_in_part(&mut node, volume, &below, &replaced);
+            }
+            return self.write(path, CellPath::new(root, at), node, false).await;
         }
         if !sources::is_empty_dir(&plugin) {
             return self.host_path_mount(path, mount, &format!("of the plugin {plugin}")).await;
         }
-        let (below, attributes) = blocking({
-            let (path, volume_path) = (path.to_owned(), volume_path.clone());
-            move || {
-                let mounts = std::fs::read("/proc/self/mountinfo").map_err(|error| {
-                    Failure::node(Code::Internal, format!("the mounts of the node: {error}"))
-                })?;
-                // The table has paths without links, and the kubelet's directory may be one.
-                let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-                let below = subpath::resolve(&mounts, &real(&volume_path), &real(&path))
-                    .and_then(|below| below.to_str().map(str::to_owned));
-                let below = below.ok_or_else(|| {
-                    Failure::request(
-                        Code::FailedPrecondition,
-                        format!(
-                            "{}: it is not bound to a path in {}",
-                            path.display(),
-                            volume_path.display()
-                        ),
-                    )
-                })?;
-                Ok((below, medium(&path)?.attributes))
-            }
+        let below = part(&volume_path, path).await?.ok_or_else(|| {
+            Failure::request(
+                Code::FailedPrecondition,
+                format!(
+                    "{}: it is not bound to a path in {}",
+                    path.display(),
+                    volume_path.display()
+                ),
+            )
+        })?;
+        let attributes = blocking({
+            let path = path.to_owned();
+            move || Ok(medium(&path)?.attributes)
         })
         .await?;
         let place = self.empty_dir(&volume_path, volume).await?;
@@ -264,11 +263,16 @@ impl Preparation<'_> {
         no_follow: bool,
         shared: bool,
     ) -> Result<CellPath, Failure> {
-        let node = blocking({
-            let path = path.to_owned();
-            move || reader::read_node(&path, no_follow).map_err(|error| read_failure(&path, &error))
-        })
-        .await?;
+        self.write(path, place, read(path, no_follow).await?, shared).await
+    }
+
+    async fn write(
+        &self,
+        path: &Path,
+        place: CellPath,
+        node: FileOrTree,
+        shared: bool,
+    ) -> Result<CellPath, Failure> {
         let mut changes: Vec<FileChange> = place.parent_directory().into_iter().collect();
         if !shared {
             changes.push(place.change(Change::Remove(true)));
@@ -289,6 +293,31 @@ impl Preparation<'_> {
     async fn change(&self, path: &Path, changes: Vec<FileChange>) -> Result<(), Failure> {
         self.pod.files().change(changes).await.map_err(|failure| cell_failure(path, failure))
     }
+}
+
+/// Reads a file or a tree.
+async fn read(path: &Path, no_follow: bool) -> Result<FileOrTree, Failure> {
+    let path = path.to_owned();
+    blocking(move || {
+        reader::read_node(&path, no_follow).map_err(|error| read_failure(&path, &error))
+    })
+    .await
+}
+
+/// Returns the path below a volume of the part that the kubelet has bound to `path`; `None` if that
+/// is not bound to the volume.
+async fn part(volume: &Path, path: &Path) -> Result<Option<String>, Failure> {
+    let (volume, path) = (volume.to_owned(), path.to_owned());
+    blocking(move || {
+        let mounts = std::fs::read("/proc/self/mountinfo").map_err(|error| {
+            Failure::node(Code::Internal, format!("the mounts of the node: {error}"))
+        })?;
+        // The table has paths without links, and the kubelet's directory may be one.
+        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let below = subpath::resolve(&mounts, &real(&volume), &real(&path));
+        Ok(below.and_then(|below| below.to_str().map(str::to_owned)))
+    })
+    .await
 }
 
 /// Reads the medium, mode and owner of an emptyDir on the node.

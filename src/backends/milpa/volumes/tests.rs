@@ -27,6 +27,8 @@ struct FakeFiles {
     calls: AtomicUsize,
     /// Files that were written in place.
     in_place: Mutex<Vec<String>>,
+    /// Contents of all files that were ever written.
+    contents: Mutex<Vec<Bytes>>,
 }
 
 impl FakeFiles {
@@ -73,6 +75,7 @@ impl CellFiles for FakeFiles {
                     if file.in_place {
                         self.in_place.lock().unwrap().push(key.clone());
                     }
+                    self.contents.lock().unwrap().push(file.content.clone());
                     files.insert(key, file.content);
                 }
                 Change::Symlink(target) => drop(files.insert(key, format!("-> {target}").into())),
@@ -109,13 +112,20 @@ struct Scene {
     cell: CellId,
     fake: Arc<FakeFiles>,
     volumes: Arc<Volumes>,
+    replaced: Vec<ReplacedFile>,
 }
 
 impl Scene {
     fn new(host_path: HostPath) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let volumes = Volumes::new(vec![dir.path().to_owned()], host_path);
-        Self { dir, cell: CellId::mint().unwrap(), fake: Arc::default(), volumes }
+        Self {
+            dir,
+            cell: CellId::mint().unwrap(),
+            fake: Arc::default(),
+            volumes,
+            replaced: Vec::new(),
+        }
     }
 
     /// Simulates a kill and a restart of kiyot.
@@ -174,13 +184,15 @@ impl Scene {
     }
 
     async fn prepare(&self, container: &cri::ContainerConfig) -> Result<Vec<String>, Failure> {
-        let mounts =
-            self.volumes.prepare_in(&self.cell, self.files(), &Self::sandbox(), container).await?;
+        let mounts = self
+            .volumes
+            .prepare_in(&self.cell, self.files(), &Self::sandbox(), container, &self.replaced)
+            .await?;
         Ok(mounts.into_iter().map(|mount| mount.host_path).collect())
     }
 
     fn keep(&self, container: &cri::ContainerConfig) {
-        self.volumes.keep_in(&self.cell, self.files(), &Self::sandbox(), container);
+        self.volumes.keep_in(&self.cell, self.files(), &Self::sandbox(), container, &self.replaced);
     }
 }
 
@@ -349,6 +361,43 @@ async fn interrupted_update_is_completed_after_restart() {
             "after {cut} changes"
         );
     }
+}
+
+/// Verifies K23.
+#[tokio::test]
+async fn replaced_file_never_has_its_content_on_the_node() {
+    const VOLUME: &str = "kubernetes.io~downward-api/about";
+    const COPY: &str = "pod:volumes/kubernetes.io~downward-api/about";
+    let mut scene = Scene::new(HostPath::Refuse);
+    scene.replaced.push(ReplacedFile {
+        volume: "about".to_owned(),
+        path: "cpus".to_owned(),
+        content: "2".to_owned(),
+    });
+    let container =
+        scene.container(&[&scene.write(VOLUME, "..v1", &[("cpus", "1001"), ("label", "1")])]);
+    scene.prepare(&container).await.unwrap();
+    // The content on the node is no reason for another copy.
+    let calls = scene.fake.calls.load(Ordering::SeqCst);
+    scene.prepare(&container).await.unwrap();
+    assert_eq!(scene.fake.calls.load(Ordering::SeqCst), calls);
+    scene.crash();
+    for version in 2..5 {
+        let (directory, label) = (format!("..v{version}"), version.to_string());
+        let cpus = format!("100{version}");
+        scene.write(VOLUME, &directory, &[("cpus", &cpus), ("label", &label)]);
+        scene.keep(&container);
+        wait_for("the update is complete", || {
+            scene.fake.get(&format!("{COPY}/..data")) == Some(format!("-> {directory}"))
+        })
+        .await;
+        let content = |name: &str| scene.fake.get(&format!("{COPY}/{directory}/{name}"));
+        assert_eq!((content("cpus"), content("label")), (Some("2".to_owned()), Some(label)));
+        // As of a snapshot that began before the files were known.
+        scene.replaced.clear();
+    }
+    let contents = scene.fake.contents.lock().unwrap();
+    assert!(!contents.iter().any(|content| content.starts_with(b"100")), "{contents:?}");
 }
 
 #[tokio::test]

@@ -1,14 +1,19 @@
 //! Synchronisation of a volume that the kubelet writes with its copy in a cell.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use kiyot_link::log_limit::LogLimit;
+use kiyot_proto::store::ReplacedFile;
 use tokio::sync::Mutex;
 
 use super::{
     files::CellFiles,
     plan::{CellPath, plan},
     reader::{self, ReadError},
+    replaced::replace_in_volume,
     tree::{Attributes, CopyState, Tree},
 };
 use crate::backends::milpa::failure::Failure;
@@ -70,14 +75,19 @@ impl VolumeSync {
         &self.source
     }
 
-    /// Makes the copy equal to the volume. Concurrent calls wait for each other.
-    pub(super) async fn sync(&self, files: &dyn CellFiles) -> Result<Synced, VolumeError> {
+    /// Makes the copy equal to the volume, but for the contents of `replaced` files. Concurrent
+    /// calls wait for each other.
+    pub(super) async fn sync(
+        &self,
+        files: &dyn CellFiles,
+        replaced: Arc<[ReplacedFile]>,
+    ) -> Result<Synced, VolumeError> {
         let mut state = self.state.lock().await;
         let old = match state.take() {
             Some(state) => state,
             None => self.known_state(files).await.map_err(|failure| self.refused(failure))?,
         };
-        let tree = match self.read().await {
+        let tree = match self.read(replaced).await {
             Ok(tree) => tree,
             // Not mounted again after a reboot, or not written yet: unknown, not empty.
             Err(source) if !old.entries.is_empty() => {
@@ -118,10 +128,15 @@ impl VolumeSync {
         Ok(Synced::Updated)
     }
 
-    async fn read(&self) -> Result<Tree, ReadError> {
+    async fn read(&self, replaced: Arc<[ReplacedFile]>) -> Result<Tree, ReadError> {
         let source = self.source.clone();
-        let read = tokio::task::spawn_blocking(move || reader::read_atomic(&source)).await;
-        read.unwrap_or_else(|error| {
+        let read = tokio::task::spawn_blocking(move || {
+            let mut tree = reader::read_atomic(&source)?;
+            let volume = source.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            replace_in_volume(&mut tree, volume, &replaced);
+            Ok(tree)
+        });
+        read.await.unwrap_or_else(|error| {
             Err(ReadError::Io { path: String::new(), source: std::io::Error::other(error) })
         })
     }

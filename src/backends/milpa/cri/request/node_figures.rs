@@ -1,20 +1,33 @@
-//! Variables that the kubelet filled in with the node's figures.
+//! Variables and files that the kubelet fills in with the node's figures.
 
-use kiyot_engine::placement::{CellResources, NodeVariable};
-use kiyot_proto::cri;
+use kiyot_engine::placement::{CellResources, NodeFigure};
+use kiyot_proto::{cri, store::ReplacedFile};
 
 /// Gives the variables of a container the figures of its cell.
 pub(in crate::backends::milpa::cri) fn replace_node_variables(
     config: &mut cri::ContainerConfig,
-    variables: &[NodeVariable],
+    variables: &[NodeFigure],
     cell: CellResources,
 ) {
     let container = config.metadata.as_ref().map_or("", |metadata| metadata.name.as_str());
-    for variable in variables.iter().filter(|variable| variable.container == container) {
+    for variable in variables.iter().filter(|variable| variable.holder == container) {
         for env in config.envs.iter_mut().filter(|env| env.key == variable.name) {
             env.value = variable.value_in(cell).into();
         }
     }
+}
+
+/// Returns the files of volumes with the figures of a cell.
+pub(in crate::backends::milpa::cri) fn replaced_files(
+    files: &[NodeFigure],
+    cell: CellResources,
+) -> Vec<ReplacedFile> {
+    let replaced = |file: &NodeFigure| ReplacedFile {
+        volume: file.holder.clone(),
+        path: file.name.clone(),
+        content: file.value_in(cell),
+    };
+    files.iter().map(replaced).collect()
 }
 
 #[cfg(test)]
@@ -32,8 +45,8 @@ mod tests {
             envs: vec![env("CPUS", cpus), env("MEMORY", "1000"), env("OTHER", "1000")],
             ..Default::default()
         };
-        let variable = |container: &str, name: &str| NodeVariable {
-            container: container.into(),
+        let variable = |holder: &str, name: &str| NodeFigure {
+            holder: holder.into(),
             name: name.into(),
             resource: NodeResource::Cpu,
             divisor: 1000,
