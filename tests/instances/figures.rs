@@ -1,11 +1,12 @@
-//! Figures of an instance in variables and files.
+//! Figures of an instance: in variables and files, and as the bound of updates.
 
 use std::fs;
 
 use kiyot_testkit::{ApiServer, Container, LIMIT, Pod, Source, cri, wait_until};
 use serde_json::json;
+use tonic::Code;
 
-use super::{WAIT, World, run};
+use super::{WAIT, World, pod, run};
 
 /// Reads a file of the downward API in the cell as often as it can, and keeps all its contents.
 const READ: &str = "while :; do cat /about/cpus; echo; done >/tmp/read";
@@ -94,5 +95,38 @@ async fn variable_and_files_without_a_limit_have_the_figures_of_the_instance() {
     }
     assert_eq!(run(&mut kubelet, &main, "grep . /tmp/read | sort -u").await, "2\n");
     rustix::mount::unmount(&part, rustix::mount::UnmountFlags::DETACH).unwrap();
+    world.ends(&mut kubelet, &[&running]).await;
+}
+
+/// Verifies U29.
+#[tokio::test]
+async fn update_beyond_an_instance_is_refused_and_one_within_is_applied() {
+    let world = World::start().await;
+    let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
+    let mut spec = pod("growing", WAIT).annotation("pod.elotl.co/instance-type", "t3.small");
+    spec.containers[0].resources.memory_limit_in_bytes = 256 << 20;
+    let running = kubelet.run_pod(&spec).await.unwrap();
+    let main = running.container("main").id.clone();
+    let update = |memory_limit_in_bytes| cri::UpdateContainerResourcesRequest {
+        container_id: main.clone(),
+        linux: Some(cri::LinuxContainerResources { memory_limit_in_bytes, ..Default::default() }),
+        ..Default::default()
+    };
+    let limit = "cat /sys/fs/cgroup/memory.max 2>/dev/null || \
+                 cat /sys/fs/cgroup/memory/memory.limit_in_bytes";
+    for (memory, is_within) in [(2_i64 << 30, false), (512 << 20, true)] {
+        let before = run(&mut kubelet, &main, limit).await;
+        let updated = kubelet.runtime.update_container_resources(update(memory)).await;
+        let expected = if is_within { format!("{memory}\n") } else { before };
+        assert_eq!(run(&mut kubelet, &main, limit).await, expected);
+        if let Err(refused) = updated {
+            assert!(!is_within, "{refused}");
+            assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+            let text = "container \"main\": limits.memory of 2048 MiB is beyond its cell";
+            assert!(refused.message().contains(text), "{refused}");
+        } else {
+            assert!(is_within);
+        }
+    }
     world.ends(&mut kubelet, &[&running]).await;
 }

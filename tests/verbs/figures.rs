@@ -1,4 +1,4 @@
-//! Figures of the cell's machine in variables.
+//! Figures of the cell's machine: in variables, and as the bound of updates.
 
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use kiyot_engine::{
     request::keys::ARCHITECTURE,
 };
 use kiyot_proto::cri;
+use tonic::{Code, Status};
 
 use crate::{
     kit::Fixture,
@@ -37,6 +38,66 @@ async fn variable_without_a_limit_has_the_figure_of_a_machine_alone() {
     }
 }
 
+/// Verifies U29.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn update_beyond_a_machine_is_refused_before_it_is_applied() {
+    let kiyot = with_types(&[("a", "0.2")]).await;
+    let sandbox = run(&kiyot).await;
+    let main = create(&kiyot, &sandbox, "main", resources(1000, 1 << 30)).await;
+    create(&kiyot, &sandbox, "side", resources(500, 1 << 30)).await;
+    let ended = create(&kiyot, &sandbox, "ended", resources(2000, 3 << 30)).await;
+    kiyot.start_container(&ended).await;
+    kiyot.provider.only().exit("c2", 0);
+    kiyot.exited(&ended).await;
+
+    for (update, problem) in [
+        (resources(1501, 0), "limits.cpu of 1.501 CPU is beyond its cell"),
+        // The CPUs would fit, and are not applied either.
+        (resources(1500, 3 << 30), "limits.memory of 3072 MiB is beyond its cell"),
+    ] {
+        let refused = resize(&kiyot, &main, update).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        let text = format!("container \"main\": {problem}");
+        assert!(refused.message().starts_with(&text), "{refused}");
+    }
+    assert_eq!(kiyot.provider.only().with(|state| state.updated.clone()), None);
+
+    let fits = resources(1500, 2 << 30);
+    resize(&kiyot, &main, fits.clone()).await.unwrap();
+    let applied = kiyot.provider.only().with(|state| state.updated.clone().unwrap().linux);
+    assert_eq!(applied, Some(fits));
+}
+
+/// The values count that the cell has reported after an update.
+///
+/// Verifies U29.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reported_resources_bound_later_updates() {
+    let kiyot = with_types(&[("a", "0.2")]).await;
+    let sandbox = run(&kiyot).await;
+    let main = create(&kiyot, &sandbox, "main", resources(500, 0)).await;
+    let side = create(&kiyot, &sandbox, "side", resources(500, 0)).await;
+    kiyot.provider.only().with(|state| {
+        let linux = Some(resources(1500, 0));
+        let reported = cri::ContainerResources { linux, ..Default::default() };
+        state.containers.get_mut("c0").unwrap().resources = Some(reported);
+    });
+    resize(&kiyot, &main, resources(1500, 0)).await.unwrap();
+    let kiyot = kiyot.restart().await;
+    let refused = resize(&kiyot, &side, resources(501, 0)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    resize(&kiyot, &side, resources(400, 0)).await.unwrap();
+}
+
+/// Verifies U29.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn update_of_a_cell_on_the_node_is_its_containerds_affair() {
+    let kiyot = Fixture::start().await;
+    let sandbox = run(&kiyot).await;
+    let main = create(&kiyot, &sandbox, "main", resources(500, 0)).await;
+    resize(&kiyot, &main, resources(1_000_000, 1 << 50)).await.unwrap();
+}
+
 /// Runs a pod for an instance of the types, and returns its sandbox.
 async fn run(kiyot: &Fixture) -> String {
     let mut request = kiyot.sandbox_request("web");
@@ -47,4 +108,41 @@ async fn run(kiyot: &Fixture) -> String {
     let sandbox: cri::RunPodSandboxResponse =
         kiyot.call(Method::RunPodSandbox, request).await.unwrap();
     sandbox.pod_sandbox_id
+}
+
+async fn create(
+    kiyot: &Fixture,
+    sandbox: &str,
+    name: &str,
+    resources: cri::LinuxContainerResources,
+) -> String {
+    let mut request = kiyot.container_request(sandbox, name);
+    request.config.as_mut().unwrap().linux =
+        Some(cri::LinuxContainerConfig { resources: Some(resources), ..Default::default() });
+    let container: cri::CreateContainerResponse =
+        kiyot.call(Method::CreateContainer, request).await.unwrap();
+    container.container_id
+}
+
+async fn resize(
+    kiyot: &Fixture,
+    container: &str,
+    resources: cri::LinuxContainerResources,
+) -> Result<cri::UpdateContainerResourcesResponse, Status> {
+    let request = cri::UpdateContainerResourcesRequest {
+        container_id: container.to_owned(),
+        linux: Some(resources),
+        ..Default::default()
+    };
+    kiyot.call(Method::UpdateContainerResources, request).await
+}
+
+/// Returns limits; 0 for none.
+fn resources(milli_cpus: i64, memory_limit_in_bytes: i64) -> cri::LinuxContainerResources {
+    cri::LinuxContainerResources {
+        cpu_period: 100_000,
+        cpu_quota: milli_cpus * 100,
+        memory_limit_in_bytes,
+        ..Default::default()
+    }
 }

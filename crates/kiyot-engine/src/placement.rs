@@ -22,6 +22,7 @@ mod pod_requests;
 mod ranked;
 mod ranking;
 mod refusals;
+mod resize;
 pub mod root_volume;
 mod rules;
 mod selection;
@@ -52,6 +53,7 @@ pub use ranking::{
     Candidate, MAX_CANDIDATES, leave_out_dear_spot, rank, rank_further, rank_refused,
 };
 pub use refusals::{Refusal, Refusals, Refused, RefusedAt, RefusedQuota};
+pub use resize::{BeyondCell, check_resize};
 pub use rules::{Defaults, MachinePrice, Rules};
 pub use selection::Selection;
 pub use size::Size;

@@ -124,16 +124,10 @@ impl Requested {
         let resources = linux.resources.clone().unwrap_or_default();
         let overhead = linux.overhead.clone().unwrap_or_default();
         // The kubelet sums what the containers have: one without a limit makes the sum too small.
-        let limit = (resources.cpu_quota > 0 && resources.cpu_period > 0).then(|| {
-            let thousandths = i128::from(resources.cpu_quota) * 1000;
-            let milli =
-                thousandths.unsigned_abs().div_ceil(resources.cpu_period.unsigned_abs().into());
-            Amount { value: u64::try_from(milli).unwrap_or(u64::MAX), source: Source::Limits }
-        });
-        let request = (resources.cpu_shares > LEAST_SHARES).then(|| {
-            let milli = resources.cpu_shares.unsigned_abs().saturating_mul(1000);
-            Amount { value: milli.div_ceil(SHARES_OF_CPU), source: Source::Requests }
-        });
+        let limit =
+            milli_cpu_limit(&resources).map(|value| Amount { value, source: Source::Limits });
+        let request =
+            milli_cpu_request(&resources).map(|value| Amount { value, source: Source::Requests });
         let milli_cpus = match (limit, request) {
             (Some(limit), Some(request)) if request.value > limit.value => Some(request),
             (limit, request) => limit.or(request),
@@ -143,6 +137,24 @@ impl Requested {
         let overhead_mib = mib(overhead.memory_limit_in_bytes).unwrap_or_default();
         Self { milli_cpus, memory_mib, overhead_mib, storage_bytes: 0 }
     }
+}
+
+/// Returns the CPU limit, in thousandths rounded up.
+pub(super) fn milli_cpu_limit(resources: &cri::LinuxContainerResources) -> Option<u64> {
+    let (quota, period) = (resources.cpu_quota, resources.cpu_period);
+    (quota > 0 && period > 0).then(|| {
+        let thousandths = i128::from(quota) * 1000;
+        let milli = thousandths.unsigned_abs().div_ceil(period.unsigned_abs().into());
+        u64::try_from(milli).unwrap_or(u64::MAX)
+    })
+}
+
+/// Returns the CPU request by the CPU shares, in thousandths rounded up.
+pub(super) fn milli_cpu_request(resources: &cri::LinuxContainerResources) -> Option<u64> {
+    (resources.cpu_shares > LEAST_SHARES).then(|| {
+        let milli = resources.cpu_shares.unsigned_abs().saturating_mul(1000);
+        milli.div_ceil(SHARES_OF_CPU)
+    })
 }
 
 /// Returns bytes in MiB, rounded up; `None` for no bytes.

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use kiyot_engine::placement::check_resize;
 use kiyot_proto::cri;
 use kiyot_values::error_chain::error_chain;
 use tonic::Status;
@@ -10,7 +11,10 @@ use super::{
     CriService,
     request::{Addressed, HasResources},
 };
-use crate::backends::milpa::cell_client::{CALL_TIMEOUT, CellClient, time_left};
+use crate::backends::milpa::{
+    cell_client::{CALL_TIMEOUT, CellClient, time_left},
+    pods::{Container, Sandbox},
+};
 
 impl CriService {
     /// Updates the resources of a container.
@@ -22,6 +26,7 @@ impl CriService {
         let container = self.pods.container(&request.container_id)?;
         let sandbox = self.pods.sandbox(container.sandbox.as_str())?;
         let cell = self.connected_cell(&sandbox, deadline).await?;
+        self.check_update(&sandbox, &container, request.linux.as_ref()).await?;
         let timeout = time_left(deadline, CALL_TIMEOUT);
         let mut request = request.to(&container.cell_container);
         if cell.capabilities.own_kernel {
@@ -47,4 +52,30 @@ impl CriService {
         }
         Ok(response)
     }
+
+    /// Refuses an update beyond the machine of the cell, which its containerd would apply.
+    async fn check_update(
+        &self,
+        sandbox: &Sandbox,
+        container: &Container,
+        update: Option<&cri::LinuxContainerResources>,
+    ) -> Result<(), Status> {
+        let Some(update) = update else { return Ok(()) };
+        let Some(cell) = self.cells.resources(&sandbox.cell).await else { return Ok(()) };
+        let all = self.pods.containers_of(&sandbox.id);
+        let others = all.iter().filter(|other| other.id != container.id && !other.exited());
+        let others: Vec<_> = others.map(resources).collect();
+        check_resize(cell, &resources(container), update, &others).map_err(|error| {
+            let name = container.meta().config.and_then(|config| config.metadata);
+            let name = name.unwrap_or_default().name;
+            Status::invalid_argument(format!("container {name:?}: {error}"))
+        })
+    }
+}
+
+/// Returns the resources of a container, as its cell has reported them, or else as it was created.
+fn resources(container: &Container) -> cri::LinuxContainerResources {
+    let reported = container.answer().resources.and_then(|resources| resources.linux);
+    let created = || container.meta().config?.linux?.resources;
+    reported.or_else(created).unwrap_or_default()
 }
