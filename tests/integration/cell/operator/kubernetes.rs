@@ -10,6 +10,7 @@ use crate::cell::{
 };
 
 const DEFINITION: &str = include_str!("../../../../deploy/crds/cells.kiyot.elotl.co.yaml");
+const BUDGETS: &str = include_str!("../../../../deploy/crds/cellbudgets.kiyot.elotl.co.yaml");
 
 fn definition() -> Value {
     serde_saphyr::from_str(DEFINITION).unwrap()
@@ -207,4 +208,51 @@ async fn daemon_without_its_api_server_runs_pods_says_so_once_and_shows_them_lat
     let of_libraries = kiyot.log().lines().filter(|line| line.contains("kube_client")).count();
     assert_eq!(of_libraries, 0, "{}", kiyot.log());
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
+}
+
+/// Verifies K20, K22.
+#[tokio::test]
+async fn namespace_keeps_to_its_budget_and_within_its_share_needs_no_api_server() {
+    let budgets: Value = serde_saphyr::from_str(BUDGETS).unwrap();
+    let mut api = with_node(ApiServer::start(&[definition(), budgets]).await);
+    let metadata = json!({ "namespace": "default", "name": "cells" });
+    let spec = json!({ "dollarsPerHour": "1" });
+    let budget = json!({
+        "apiVersion": "kiyot.elotl.co/v1",
+        "kind": "CellBudget",
+        "metadata": metadata,
+        "spec": spec,
+    });
+    api.put("cellbudgets", budget);
+    let mut options = with_access(&api);
+    options.sections.push_str("budgets = true\n");
+    // A cell of the default size costs more than half of the budget.
+    options.of_provider = "gib_price_per_hour = \"1\"\n".to_owned();
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let first = kubelet.run_pod(&pod("first", WAIT)).await.unwrap();
+    let share = |api: &ApiServer| {
+        let budget = api.objects("cellbudgets").into_values().next().unwrap();
+        budget["status"]["shares"][0]["hourlyMicros"].as_u64().unwrap_or_default()
+    };
+    let granted = share(&api);
+    assert!((500_000..=1_000_000).contains(&granted), "{granted}");
+    let error = kubelet.run_pod(&pod("second", WAIT)).await.unwrap_err();
+    let said = "CellBudget default/cells allows $1.0000 an hour on all nodes: ";
+    assert!(error.message().contains(said), "{error}");
+    assert_eq!(kiyot.cells().len(), 1);
+
+    // The share is on disk: a restarted daemon needs no API server to use it.
+    api.stop().await;
+    kiyot.kill9();
+    kiyot.start_again().await;
+    let mut kubelet = kiyot.kubelet().await;
+    kubelet.stop_and_remove(&first).await.unwrap();
+    let third = kubelet.run_pod(&pod("third", WAIT)).await.unwrap();
+    assert_eq!(kiyot.cells().len(), 1);
+    api.restart().await;
+    remove_and_assert_clean(&mut kubelet, &kiyot, &third).await;
+    let is_given_back = async || (share(&api) == 0).then_some(());
+    wait_until("the share is given back", LIMIT, is_given_back).await;
 }
