@@ -1,10 +1,14 @@
 //! Instances that belong to no cell of this daemon.
 
+use std::time::Duration;
+
 use kiyot_testcloud::{Instance, State};
 use kiyot_testkit::{LIMIT, wait_until};
 
 use super::{SHORT_LISTING_PERIOD, WAIT, World, are_unharmed, pod, run_in_the_end};
 
+/// Time without a daemon after which a cell ends by itself.
+const ORPHAN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Cell of no record.
 const UNKNOWN_CELL: &str = "cell-aaaaaaaaaaaa";
 
@@ -81,7 +85,7 @@ async fn stray_is_ended_and_instances_of_others_are_not_touched() {
 async fn replaced_node_waits_until_the_cells_of_the_earlier_have_ended_by_themselves() {
     let world = World::start().await;
     let mut options = world.options();
-    options.milpa.push_str("orphan_timeout = \"5s\"\n");
+    options.milpa.push_str(&format!("orphan_timeout = \"{}s\"\n", ORPHAN_TIMEOUT.as_secs()));
     options.of_provider.push_str(SHORT_LISTING_PERIOD);
     let (mut kiyot, mut kubelet) = world.daemon(options.clone()).await;
     let earlier = kubelet.run_pod(&pod("earlier", WAIT)).await.unwrap();
@@ -97,6 +101,8 @@ async fn replaced_node_waits_until_the_cells_of_the_earlier_have_ended_by_themse
     let spec = pod("later", WAIT);
     let error = kubelet.run_pod(&spec).await.unwrap_err();
     assert!(error.message().contains(&instance), "{error}");
+    // Its own daemon lives: the cell outlasts the timeout.
+    tokio::time::sleep(ORPHAN_TIMEOUT * 2).await;
     assert_eq!(world.instance(&instance).unwrap().state, State::Running);
     kiyot.kill9();
     world.reaches(&instance, State::Terminated).await;

@@ -25,8 +25,9 @@ const DEFAULT_DEADLINE_SECS: u64 = 900;
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// File on a tmpfs whose time of modification the agent changes at [`RENEWAL_INTERVAL`].
 const RENEWED: &str = "/run/kiyot/renewed";
-/// Interval at which the agent renews the timer.
-const RENEWAL_INTERVAL: Duration = Duration::from_secs(10);
+/// Interval at which the agent renews the timer: that of the checks, because an orphan timeout of
+/// seconds is allowed.
+const RENEWAL_INTERVAL: Duration = CHECK_INTERVAL;
 
 /// Timer that powers the machine off unless the cell enrols, and its agent then renews the timer.
 #[derive(Debug, Clone)]
