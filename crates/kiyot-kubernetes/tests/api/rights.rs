@@ -297,6 +297,33 @@ async fn lookup_waits_no_longer_than_its_bound_and_not_at_all_without_access() {
     assert!(begun.elapsed() < LIMIT);
 }
 
+/// Asserts that the version of a definition has a status and a structural schema, and that the
+/// schema has the fields of `object` and, besides `unwritten`, no others. Returns those of `object`.
+pub(crate) fn assert_schema_has_every_field_of(
+    version: &Value,
+    object: &Value,
+    unwritten: &[&str],
+) -> BTreeSet<String> {
+    assert_eq!((&version["name"], &version["subresources"]["status"]), (&json!("v1"), &json!({})));
+    let schema = &version["schema"]["openAPIV3Schema"];
+    let mut faults = Vec::new();
+    structural(schema, "", &mut faults);
+    assert!(faults.is_empty(), "{faults:?}");
+    let mut paths = Vec::new();
+    fields(object, "", &mut paths);
+    let unknown: Vec<_> = paths.iter().filter(|path| at(schema, path).is_none()).collect();
+    assert!(unknown.is_empty(), "fields that the schema lacks: {unknown:?}");
+    let written: BTreeSet<_> = paths.into_iter().collect();
+    let mut known = Vec::new();
+    schema_fields(schema, "", &mut known);
+    let never: Vec<_> = known
+        .iter()
+        .filter(|path| !written.contains(*path) && !unwritten.contains(&path.as_str()))
+        .collect();
+    assert!(never.is_empty(), "fields of the schema that are never written: {never:?}");
+    written
+}
+
 /// Verifies K4.
 #[test]
 fn definition_is_structural_and_has_every_field_of_the_object() {
@@ -305,21 +332,7 @@ fn definition_is_structural_and_has_every_field_of_the_object() {
     assert_eq!(definition["spec"]["scope"], "Cluster");
     assert_eq!(definition["spec"]["names"]["shortNames"], json!(["cl"]));
     let version = &definition["spec"]["versions"][0];
-    assert_eq!((&version["name"], &version["subresources"]["status"]), (&json!("v1"), &json!({})));
-    let schema = &version["schema"]["openAPIV3Schema"];
-    let mut faults = Vec::new();
-    structural(schema, "", &mut faults);
-    assert!(faults.is_empty(), "{faults:?}");
-    let object = whole_object();
-    let mut paths = Vec::new();
-    fields(&object, "", &mut paths);
-    let unknown: Vec<_> = paths.iter().filter(|path| at(schema, path).is_none()).collect();
-    assert!(unknown.is_empty(), "fields that the schema lacks: {unknown:?}");
-    let written: BTreeSet<_> = paths.into_iter().collect();
-    let mut known = Vec::new();
-    schema_fields(schema, "", &mut known);
-    let never: Vec<_> = known.into_iter().filter(|path| !written.contains(path)).collect();
-    assert!(never.is_empty(), "fields of the schema that are never written: {never:?}");
+    let written = assert_schema_has_every_field_of(version, &whole_object(), &[]);
     for column in version["additionalPrinterColumns"].as_array().unwrap() {
         let path = column["jsonPath"].as_str().unwrap();
         assert!(
@@ -367,7 +380,7 @@ fn whole_object() -> Value {
 }
 
 /// Collects the fields of an object; the items of a list are those of the list.
-pub(crate) fn fields(value: &Value, at: &str, found: &mut Vec<String>) {
+fn fields(value: &Value, at: &str, found: &mut Vec<String>) {
     match value {
         Value::Object(members) => {
             for (name, value) in members {
@@ -381,7 +394,7 @@ pub(crate) fn fields(value: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
-pub(crate) fn schema_fields(schema: &Value, at: &str, found: &mut Vec<String>) {
+fn schema_fields(schema: &Value, at: &str, found: &mut Vec<String>) {
     let schema = if schema["items"].is_null() { schema } else { &schema["items"] };
     for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
         let path = format!("{at}.{name}");
@@ -392,7 +405,7 @@ pub(crate) fn schema_fields(schema: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
-pub(crate) fn at<'s>(schema: &'s Value, path: &str) -> Option<&'s Value> {
+fn at<'s>(schema: &'s Value, path: &str) -> Option<&'s Value> {
     path.split('.').skip(1).try_fold(schema, |schema, name| {
         let schema = if schema["items"].is_null() { schema } else { &schema["items"] };
         schema["properties"].get(name)
@@ -400,7 +413,7 @@ pub(crate) fn at<'s>(schema: &'s Value, path: &str) -> Option<&'s Value> {
 }
 
 /// Collects the rules of structural schemas that a schema breaks.
-pub(crate) fn structural(schema: &Value, at: &str, faults: &mut Vec<String>) {
+fn structural(schema: &Value, at: &str, faults: &mut Vec<String>) {
     const KNOWN: [&str; 18] = [
         "type",
         "description",
