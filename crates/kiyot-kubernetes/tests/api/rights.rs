@@ -297,8 +297,8 @@ async fn lookup_waits_no_longer_than_its_bound_and_not_at_all_without_access() {
     assert!(begun.elapsed() < LIMIT);
 }
 
-/// Asserts that the version of a definition has a status and a structural schema, and that the
-/// schema has the fields of `object` and, besides `unwritten`, no others. Returns those of `object`.
+/// Asserts that the version of a definition has a status and a structural schema whose fields are
+/// those of `object` and `unwritten`. Returns those of `object`.
 pub(crate) fn assert_schema_has_every_field_of(
     version: &Value,
     object: &Value,
