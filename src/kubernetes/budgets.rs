@@ -4,15 +4,15 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use async_trait::async_trait;
 use kiyot_engine::{
-    engine::{self, BudgetFigures, NamespaceNeed, OrderNeed},
+    engine::{BudgetFigures, NamespaceNeed, OrderNeed},
     id::SandboxId,
 };
 use kiyot_kubernetes::{
     ShareHolder,
-    budgets::{Amounts, BudgetKey, OrderWish, RecordedShare, Wish},
+    budgets::{Amounts, OrderWish, RecordedShare, Wish},
 };
 use kiyot_proto::store::BudgetShare;
-use kiyot_values::{error_chain::error_chain, price::Price};
+use kiyot_values::{budget_key::BudgetKey, error_chain::error_chain, price::Price};
 
 use crate::backends::milpa::Milpa;
 
@@ -23,10 +23,6 @@ impl fmt::Debug for Shares {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Shares").finish_non_exhaustive()
     }
-}
-
-fn key(BudgetKey { namespace, name }: &BudgetKey) -> engine::BudgetKey {
-    engine::BudgetKey { namespace: namespace.clone(), name: name.clone() }
 }
 
 fn wish(NamespaceNeed { namespace, held, orders }: NamespaceNeed) -> (String, Wish) {
@@ -42,8 +38,8 @@ fn wish(NamespaceNeed { namespace, held, orders }: NamespaceNeed) -> (String, Wi
 impl ShareHolder for Shares {
     async fn recorded(&self) -> Result<Vec<RecordedShare>, String> {
         let shares = self.0.cells().recorded_shares().await;
-        let share = |(key, share): (engine::BudgetKey, BudgetShare)| RecordedShare {
-            key: BudgetKey { namespace: key.namespace, name: key.name },
+        let share = |(key, share): (BudgetKey, BudgetShare)| RecordedShare {
+            key,
             uid: share.uid,
             hourly_micros: share.hourly_micros,
         };
@@ -53,7 +49,7 @@ impl ShareHolder for Shares {
 
     async fn record(&self, budget: &BudgetKey, uid: &str, share: u64) -> Result<(), String> {
         let share = BudgetShare { uid: uid.to_owned(), hourly_micros: share };
-        let recorded = self.0.cells().record_share(&key(budget), &share).await;
+        let recorded = self.0.cells().record_share(budget, &share).await;
         recorded.map_err(|error| error_chain(&error))
     }
 
@@ -74,11 +70,11 @@ impl ShareHolder for Shares {
             limit: Price::from_micros(amounts.limit),
             reserved: Price::from_micros(amounts.reserved()),
         };
-        self.0.cells().set_budget(&key(budget), figures);
+        self.0.cells().set_budget(budget, figures);
     }
 
     fn remove(&self, budget: &BudgetKey) {
-        self.0.cells().remove_budget(&key(budget));
+        self.0.cells().remove_budget(budget);
     }
 
     fn set_known(&self, are_known: bool) {
@@ -87,11 +83,11 @@ impl ShareHolder for Shares {
 
     fn lower(&self, budget: &BudgetKey, share: u64, most: u64) -> u64 {
         let (share, most) = (Price::from_micros(share), Price::from_micros(most));
-        self.0.cells().lower_share(&key(budget), share, most).micros()
+        self.0.cells().lower_share(budget, share, most).micros()
     }
 
     fn grant(&self, budget: &BudgetKey, share: u64) {
-        self.0.cells().grant_share(&key(budget), Price::from_micros(share));
+        self.0.cells().grant_share(budget, Price::from_micros(share));
     }
 
     fn refuse(&self, orders: Vec<String>) {

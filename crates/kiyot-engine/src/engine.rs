@@ -52,7 +52,7 @@ pub use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Event, Not
 pub use error::CellError;
 pub use histogram::Histogram;
 pub use launch::Launch;
-pub use limits::budgets::{BudgetFigures, BudgetKey, BudgetRefusal, NamespaceNeed, OrderNeed};
+pub use limits::budgets::{BudgetFigures, BudgetRefusal, NamespaceNeed, OrderNeed};
 pub use limits::{Limits, OverBudget};
 pub use metrics::Metrics;
 pub use offers::Offers;

@@ -13,6 +13,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use kiyot_values::budget_key::BudgetKey;
 use tokio::{
     sync::watch,
     time::{sleep, sleep_until},
@@ -54,21 +55,6 @@ const MAX_CONFLICTS: u32 = 10;
 const CONFLICT_PAUSE: Duration = Duration::from_millis(30);
 /// Pause after a write of a share that was refused, as a multiple of that after a first failure.
 const REFUSED_PAUSES: u32 = 30;
-
-/// The name of a budget in its namespace.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct BudgetKey {
-    /// The namespace.
-    pub namespace: String,
-    /// The name.
-    pub name: String,
-}
-
-impl fmt::Display for BudgetKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
 
 /// A share on disk, in millionths of a dollar an hour.
 #[derive(Debug, Clone, PartialEq, Eq)]

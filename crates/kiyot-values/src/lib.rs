@@ -2,6 +2,7 @@
 //! have. Pure functions without clock, file and socket.
 
 pub mod backoff;
+pub mod budget_key;
 pub mod cidr;
 pub mod csv_rows;
 pub mod decimal;

@@ -279,15 +279,20 @@ fn stored(phase: CellPhase) -> store::Cell {
     }
 }
 
-fn recovered(record: store::Cell, has_sandbox: bool, now: Now) -> (Engine, CellId) {
-    let cell = CellId::parse(&record.id).unwrap();
-    let sandbox = JournalSandbox {
+/// Returns the record of a cell's sandbox.
+fn sandbox_of(cell: &store::Cell) -> JournalSandbox {
+    JournalSandbox {
         id: "sandbox".into(),
-        cell: cell.to_string(),
-        pod_uid: String::new(),
+        cell: cell.id.clone(),
+        pod_uid: cell.pod_uid.clone(),
         ports: None,
         created_unix_nanos: 1,
-    };
+    }
+}
+
+fn recovered(record: store::Cell, has_sandbox: bool, now: Now) -> (Engine, CellId) {
+    let cell = CellId::parse(&record.id).unwrap();
+    let sandbox = sandbox_of(&record);
     let journal = Journal {
         cells: vec![(cell.to_string(), record)],
         sandboxes: has_sandbox.then_some(sandbox).into_iter().collect(),

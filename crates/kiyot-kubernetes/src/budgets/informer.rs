@@ -4,12 +4,10 @@
 
 use std::collections::BTreeMap;
 
+use kiyot_values::budget_key::BudgetKey;
 use tokio::sync::watch;
 
-use super::{
-    BudgetKey,
-    object::{Amounts, CellBudget},
-};
+use super::object::{Amounts, CellBudget};
 use crate::{call::Call, failure::Failure, reflector::Watched};
 
 /// Most budgets that are remembered.

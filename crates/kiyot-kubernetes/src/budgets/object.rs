@@ -1,10 +1,8 @@
 //! The object `CellBudget`, as `deploy/crds/cellbudgets.kiyot.elotl.co.yaml` has it.
 
-use kiyot_values::price::Price;
+use kiyot_values::{budget_key::BudgetKey, price::Price};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-
-use super::BudgetKey;
 
 /// A budget with the shares of all nodes.
 #[derive(Debug, Clone, PartialEq, Deserialize)]

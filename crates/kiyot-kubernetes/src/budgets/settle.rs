@@ -7,10 +7,11 @@
 //! first in use, then in the record, then in the API.
 
 use async_trait::async_trait;
+use kiyot_values::budget_key::BudgetKey;
 use serde_json::Value;
 
 use super::{
-    BudgetKey, ShareHolder,
+    ShareHolder,
     object::{Amounts, CellBudget},
     target::Wish,
 };

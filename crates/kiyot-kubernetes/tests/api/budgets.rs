@@ -12,9 +12,10 @@ use std::{
 use async_trait::async_trait;
 use kiyot_kubernetes::{
     BudgetKeeper, BudgetOptions, ShareHolder,
-    budgets::{Amounts, BudgetKey, OrderWish, RecordedShare, Wish},
+    budgets::{Amounts, OrderWish, RecordedShare, Wish},
 };
 use kiyot_testkit::{ApiFault, ApiServer, Verb, log::CapturedLog, wait_for};
+use kiyot_values::budget_key::BudgetKey;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 

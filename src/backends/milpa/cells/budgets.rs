@@ -2,11 +2,11 @@
 
 use kiyot_engine::{
     StoreError,
-    engine::{BudgetFigures, BudgetKey, NamespaceNeed},
+    engine::{BudgetFigures, NamespaceNeed},
     id::SandboxId,
 };
 use kiyot_proto::store::BudgetShare;
-use kiyot_values::price::Price;
+use kiyot_values::{budget_key::BudgetKey, price::Price};
 
 use super::Cells;
 use crate::backends::milpa::store::{Batch, Table};

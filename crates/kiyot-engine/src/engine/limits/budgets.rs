@@ -5,33 +5,15 @@
 //! cell counts from its order to its proven end, before the launch is answered as its most
 //! expensive candidate. Which shares there are is decided outside: the engine launches within them.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use kiyot_values::price::Price;
+use kiyot_values::{budget_key::BudgetKey, price::Price};
 
 use crate::{
     engine::{Cells, Effects, Engine, Event, Now, cell::Cell, order::OrderState},
     id::SandboxId,
     placement::Ranked,
 };
-
-/// The name of a CellBudget in its namespace.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BudgetKey {
-    /// The namespace.
-    pub namespace: String,
-    /// The name.
-    pub name: String,
-}
-
-impl fmt::Display for BudgetKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
 
 /// The figures of a CellBudget, for errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

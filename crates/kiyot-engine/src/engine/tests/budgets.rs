@@ -1,5 +1,7 @@
 //! Shares of CellBudgets.
 
+use kiyot_values::budget_key::BudgetKey;
+
 use super::{
     limits::{answer, dollars, launches, priced, refusals},
     pools::{self, attaches, pool, taking, warm},

@@ -56,13 +56,7 @@ fn cost_survives_a_restart() {
     let cell = bound(&mut first, "pod", "i-1");
     let record = first.cells[&cell].stored();
     assert_eq!(record.offering.as_ref().map(|offering| offering.price_micros), Some(3_600_000));
-    let sandbox = JournalSandbox {
-        id: record.sandbox.clone(),
-        cell: cell.to_string(),
-        pod_uid: "pod".into(),
-        ports: None,
-        created_unix_nanos: 1,
-    };
+    let sandbox = sandbox_of(&record);
     let journal = Journal {
         cells: vec![(cell.to_string(), record)],
         sandboxes: vec![sandbox],

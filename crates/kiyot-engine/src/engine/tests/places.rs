@@ -46,13 +46,7 @@ fn restarted_with(
     has_sandbox: bool,
     now: Now,
 ) -> Engine {
-    let sandbox = JournalSandbox {
-        id: record.sandbox.clone(),
-        cell: record.id.clone(),
-        pod_uid: record.pod_uid.clone(),
-        ports: None,
-        created_unix_nanos: 1,
-    };
+    let sandbox = sandbox_of(record);
     let journal = Journal {
         cells: vec![(record.id.clone(), record.clone())],
         sandboxes: has_sandbox.then_some(sandbox).into_iter().collect(),

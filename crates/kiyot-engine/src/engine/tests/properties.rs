@@ -327,12 +327,9 @@ impl Harness {
             cells: self.cells.iter().map(|(id, cell)| (id.to_string(), cell.clone())).collect(),
             orders: self.orders.iter().map(|(id, it)| (id.to_string(), it.clone())).collect(),
             sandboxes: sandboxes
-                .map(|(id, model)| JournalSandbox {
-                    id: "sandbox".into(),
-                    cell: id.to_string(),
-                    pod_uid: model.pod.clone(),
-                    ports: None,
-                    created_unix_nanos: 0,
+                .map(|(id, model)| {
+                    let (id, pod_uid) = (id.to_string(), model.pod.clone());
+                    sandbox_of(&store::Cell { id, pod_uid, ..store::Cell::default() })
                 })
                 .collect(),
             costs: self.costs.clone().into_iter().collect(),

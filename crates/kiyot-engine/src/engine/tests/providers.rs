@@ -235,13 +235,7 @@ fn cell_of_a_provider_that_is_not_configured_is_unknown_and_never_absent() {
     engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i-1", &cell))), at(1));
     let record = store::Cell { phase: CellPhase::Bound.into(), ..engine.cells[&cell].stored() };
     assert_eq!((record.provider.as_str(), record.place.as_str()), (AWAY, PLACE_AWAY));
-    let sandbox = JournalSandbox {
-        id: record.sandbox.clone(),
-        cell: record.id.clone(),
-        pod_uid: record.pod_uid.clone(),
-        ports: None,
-        created_unix_nanos: 1,
-    };
+    let sandbox = sandbox_of(&record);
     let journal = || Journal {
         cells: vec![(record.id.clone(), record.clone())],
         sandboxes: vec![sandbox.clone()],

@@ -87,13 +87,7 @@ fn record_that_resumes_in_its_phase_is_stored_unchanged() {
             ..store::Cell::default()
         };
         for record in [record, of_pool, earlier].iter().flat_map(in_each_phase) {
-            let sandbox = JournalSandbox {
-                id: record.sandbox.clone(),
-                cell: cell.to_string(),
-                pod_uid: record.pod_uid.clone(),
-                ports: None,
-                created_unix_nanos: 1,
-            };
+            let sandbox = sandbox_of(&record);
             let is_unbound = matches!(record.phase(), CellPhase::Launching | CellPhase::Booting);
             let is_ordered = is_unbound && !record.sandbox.is_empty();
             let journal = Journal {
