@@ -25,13 +25,14 @@ impl fmt::Debug for Shares {
     }
 }
 
-fn wish(NamespaceNeed { namespace, held, orders }: NamespaceNeed) -> (String, Wish) {
+fn wish(NamespaceNeed { namespace, held, spent, orders }: NamespaceNeed) -> (String, Wish) {
     let order = |OrderNeed { sandbox, cheapest, dearest }: OrderNeed| OrderWish {
         id: sandbox.to_string(),
         cheapest: cheapest.micros(),
         dearest: dearest.micros(),
     };
-    (namespace, Wish { held: held.micros(), orders: orders.into_iter().map(order).collect() })
+    let orders = orders.into_iter().map(order).collect();
+    (namespace, Wish { held: held.micros(), spent, orders })
 }
 
 #[async_trait]
@@ -42,19 +43,25 @@ impl ShareHolder for Shares {
             key,
             uid: share.uid,
             hourly_micros: share.hourly_micros,
+            limits_spending: share.limits_spending,
         };
         let shares = shares.map_err(|error| error_chain(&error))?;
         Ok(shares.into_iter().map(share).collect())
     }
 
-    async fn record(&self, budget: &BudgetKey, uid: &str, share: u64) -> Result<(), String> {
-        let share = BudgetShare { uid: uid.to_owned(), hourly_micros: share };
-        let recorded = self.0.cells().record_share(budget, &share).await;
+    async fn record(&self, share: RecordedShare) -> Result<(), String> {
+        let RecordedShare { key, uid, hourly_micros, limits_spending } = share;
+        let share = BudgetShare { uid, hourly_micros, limits_spending };
+        let recorded = self.0.cells().record_share(&key, &share).await;
         recorded.map_err(|error| error_chain(&error))
     }
 
     async fn asked(&self) {
         self.0.cells().share_asked().await;
+    }
+
+    fn count_spending(&self) {
+        self.0.cells().count_spending();
     }
 
     fn wishes(&self) -> BTreeMap<String, Wish> {
@@ -67,8 +74,12 @@ impl ShareHolder for Shares {
 
     fn show(&self, budget: &BudgetKey, amounts: Amounts) {
         let figures = BudgetFigures {
-            limit: Price::from_micros(amounts.limit),
+            limit: amounts.limit.map(Price::from_micros),
             reserved: Price::from_micros(amounts.reserved()),
+            spending_limits: amounts.spending_limits,
+            ends_cells: amounts.ends_cells,
+            others: amounts.others_spent,
+            own: amounts.own_spent,
         };
         self.0.cells().set_budget(budget, figures);
     }

@@ -8,14 +8,14 @@ use std::{
 use kiyot::backends::Method;
 use kiyot_config::WarmPool;
 use kiyot_engine::{
-    engine::{BudgetFigures, BudgetKey, Limits},
+    engine::{BudgetFigures, Limits},
     id::CellId,
     placement::CatalogueFile,
     request::{Architecture, keys::ARCHITECTURE},
 };
 use kiyot_proto::{cri, store::BudgetShare};
 use kiyot_testkit::wait_for;
-use kiyot_values::price::Price;
+use kiyot_values::{budget_key::BudgetKey, price::Price};
 use tokio::task::JoinHandle;
 use tonic::{Code, Status};
 
@@ -134,7 +134,11 @@ async fn pod_over_the_price_limit_of_its_namespace_is_refused_with_the_limit_and
 async fn pod_beyond_the_share_of_its_namespaces_budget_waits_and_is_refused_with_the_figures() {
     let key = BudgetKey { namespace: "shop".to_owned(), name: "cells".to_owned() };
     let kiyot = Fixture::start().await;
-    let share = BudgetShare { uid: "uid".to_owned(), hourly_micros: PRICE_LIMIT.micros() };
+    let share = BudgetShare {
+        uid: "uid".to_owned(),
+        hourly_micros: PRICE_LIMIT.micros(),
+        ..BudgetShare::default()
+    };
     kiyot.daemon.cells.record_share(&key, &share).await.unwrap();
     let kiyot = Arc::new(kiyot.restart().await);
     set_price(&kiyot);
@@ -146,7 +150,11 @@ async fn pod_beyond_the_share_of_its_namespaces_budget_waits_and_is_refused_with
     let second = spawn(&kiyot, "shop", "second".to_owned());
     wait_for("the pod asks", || asking().is_some()).await;
     cells.share_asked().await;
-    cells.set_budget(&key, BudgetFigures { limit: PRICE_LIMIT, reserved: PRICE_LIMIT });
+    let limit = Some(PRICE_LIMIT);
+    cells.set_budget(
+        &key,
+        BudgetFigures { limit, reserved: PRICE_LIMIT, ..BudgetFigures::default() },
+    );
     cells.refuse_growth(vec![asking().unwrap().sandbox]);
     assert_exhausted(
         second.await.unwrap(),

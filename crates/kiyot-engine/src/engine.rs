@@ -15,6 +15,7 @@ use crate::{
 };
 
 mod breaker;
+mod calendar;
 mod cell;
 mod config;
 mod costs;
@@ -52,7 +53,9 @@ pub use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Event, Not
 pub use error::CellError;
 pub use histogram::Histogram;
 pub use launch::Launch;
-pub use limits::budgets::{BudgetFigures, BudgetRefusal, NamespaceNeed, OrderNeed};
+pub use limits::budgets::{
+    BudgetFigures, BudgetRefusal, NamespaceNeed, OrderNeed, RecordedShare, Spent,
+};
 pub use limits::{Limits, OverBudget};
 pub use metrics::Metrics;
 pub use offers::Offers;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use kiyot_values::budget_key::BudgetKey;
+use kiyot_values::{budget_key::BudgetKey, spending::SpendingLimits};
 use tokio::{
     sync::watch,
     time::{sleep, sleep_until},
@@ -37,7 +37,7 @@ pub use object::{Amounts, CellBudget};
 pub use target::{OrderWish, Wish};
 
 use informer::{Budgets, Known, KnownBudget};
-use settle::{Ledger, SettleError, Settled, settle};
+use settle::{Ledger, SettleError, Settled, Writing, settle};
 
 /// Period in which shares are compared with what cells hold.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -53,6 +53,8 @@ const ROUND_PAUSE: Duration = Duration::from_millis(100);
 const MAX_CONFLICTS: u32 = 10;
 /// Longest pause before a write is tried again, for each conflict before.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(30);
+/// Longest time for which it is not reported that cells have cost a little.
+const REPORT_PERIOD: Duration = Duration::from_mins(10);
 /// Pause after a write of a share that was refused, as a multiple of that after a first failure.
 const REFUSED_PAUSES: u32 = 30;
 
@@ -65,6 +67,8 @@ pub struct RecordedShare {
     pub uid: String,
     /// The share.
     pub hourly_micros: u64,
+    /// True if the budget limits what cells cost in a day or a month.
+    pub limits_spending: bool,
 }
 
 /// The cells that use the shares. Amounts are in millionths of a dollar an hour.
@@ -72,11 +76,14 @@ pub struct RecordedShare {
 pub trait ShareHolder: fmt::Debug + Send + Sync + 'static {
     /// Returns the recorded shares, which launches use already.
     async fn recorded(&self) -> Result<Vec<RecordedShare>, String>;
-    /// Records a share; 0 removes the record.
-    async fn record(&self, key: &BudgetKey, uid: &str, share: u64) -> Result<(), String>;
+    /// Records a share; one of nothing removes the record.
+    async fn record(&self, share: RecordedShare) -> Result<(), String>;
     /// Waits until an order asks for a larger share.
     async fn asked(&self);
-    /// Returns the wishes of the namespaces that have cells or waiting orders.
+    /// Compares what cells have cost with the limits of budgets.
+    fn count_spending(&self);
+    /// Returns the wishes of the namespaces that have cells or waiting orders, or whose cells have
+    /// cost something in this month.
     fn wishes(&self) -> BTreeMap<String, Wish>;
     /// Returns true if all instances of the node belong to cells that are counted.
     fn counts_all_instances(&self) -> bool;
@@ -110,6 +117,8 @@ pub struct BudgetOptions {
     pub patience: Duration,
     /// The same time while little is left.
     pub scarce_patience: Duration,
+    /// Longest time for which it is not reported that cells have cost a little.
+    pub report_period: Duration,
     /// Pause after a first failure.
     pub first_pause: Duration,
 }
@@ -124,6 +133,7 @@ impl BudgetOptions {
             write_pause: WRITE_PAUSE,
             patience: PATIENCE,
             scarce_patience: SCARCE_PATIENCE,
+            report_period: REPORT_PERIOD,
             first_pause: FIRST_PAUSE,
         }
     }
@@ -175,11 +185,16 @@ struct KeptShare {
     surplus_since: Option<Instant>,
     /// The time before which it is not written again.
     not_before: Instant,
+    /// The time of the last write.
+    written: Instant,
+    /// The limits of what cells cost that the status shows.
+    limits: Option<SpendingLimits>,
 }
 
 impl KeptShare {
     fn new(ledger: Ledger, now: Instant) -> Self {
-        Self { ledger, shown: None, surplus_since: None, not_before: now }
+        let (shown, surplus_since) = (None, None);
+        Self { ledger, shown, surplus_since, not_before: now, written: now, limits: None }
     }
 }
 
@@ -233,15 +248,16 @@ impl Keeper {
             let new = || KeptShare::new(Ledger::new(budget.uid.clone()), now);
             let share = self.shares.entry(key.clone()).or_insert_with(new);
             // A former budget of this name is dropped first.
-            if share.ledger.uid == budget.uid && share.shown != Some(budget.amounts) {
-                share.shown = Some(budget.amounts);
-                self.holder.show(key, budget.amounts);
+            if share.ledger.uid == budget.uid && share.shown.as_ref() != Some(&budget.amounts) {
+                share.shown = Some(budget.amounts.clone());
+                self.holder.show(key, budget.amounts.clone());
             }
         }
         let are_known = known.is_listed && !known.has_more;
         if std::mem::replace(&mut self.are_known, are_known) != are_known {
             self.holder.set_known(are_known);
         }
+        self.holder.count_spending();
         let wishes = self.holder.wishes();
         for (key, budget) in &known.budgets {
             let wish = wishes.get(&key.namespace).cloned().unwrap_or_default();
@@ -258,7 +274,10 @@ impl Keeper {
         let removed = self.shares.iter().filter(|it| !is_present(it) && !known.has_more);
         let removed: Vec<BudgetKey> = removed.map(|(key, _)| key.clone()).collect();
         for key in removed {
-            if let Err(error) = self.holder.record(&key, "", 0).await {
+            let (uid, hourly_micros) = (String::new(), 0);
+            let none =
+                RecordedShare { key: key.clone(), uid, hourly_micros, limits_spending: false };
+            if let Err(error) = self.holder.record(none).await {
                 tracing::error!(budget = %key, error, "record of a deleted budget not removed");
                 continue;
             }
@@ -275,25 +294,32 @@ impl Keeper {
             return;
         }
         let usable = share.ledger.usable;
-        let seen = Amounts { own: Some(usable), ..budget.amounts };
+        let seen = Amounts { own: Some(usable), ..budget.amounts.clone() };
         let surplus = seen.has_surplus(wish).then(|| share.surplus_since.unwrap_or(now));
         share.surplus_since = surplus;
-        let BudgetOptions { patience, scarce_patience, .. } = self.options;
+        let BudgetOptions { patience, scarce_patience, report_period, .. } = self.options;
         let patience = if seen.are_scarce(usable) { scarce_patience } else { patience };
         let patience_ends = surplus.map(|since| since + patience);
         let is_patient = patience_ends.is_none_or(|end| now < end);
         self.next = patience_ends.filter(|_| is_patient).map_or(self.next, |it| it.min(self.next));
         let is_seen = budget.amounts.own.unwrap_or(0) == usable;
-        if is_seen && seen.target(wish, is_patient) == usable {
+        let limits = *share.limits.get_or_insert(seen.spending_limits);
+        let is_late = now.duration_since(share.written) >= report_period;
+        let shows_others = seen.own_spent.is_some() && limits != seen.spending_limits;
+        let reports = shows_others || budget.amounts.must_report(wish.spent, is_late);
+        let limits_spending = !seen.spending_limits.is_empty();
+        let is_recorded =
+            share.ledger.recorded == 0 || share.ledger.limits_spending == limits_spending;
+        if is_seen && is_recorded && !reports && seen.target(wish, is_patient) == usable {
             // A pod that waits does not read the object again: its call is repeated.
-            return self.refuse_beyond(usable, wish);
+            return self.refuse_beyond(&seen, usable, wish);
         }
         let open = self.gate.open_at().unwrap_or(now).max(share.not_before);
         if now < open {
             self.next = self.next.min(open);
             return;
         }
-        let settled = self.write(key, wish, is_patient).await;
+        let settled = self.write(key, Writing { wish, is_patient, reports }).await;
         let Some(share) = self.shares.get_mut(key) else { return };
         let now = Instant::now();
         share.not_before = now + self.options.write_pause;
@@ -302,11 +328,12 @@ impl Keeper {
                 if self.gate.succeeded() {
                     tracing::info!("shares of budgets are written again");
                 }
-                share.shown = Some(amounts);
-                share.surplus_since = None;
+                share.shown = Some(amounts.clone());
+                (share.surplus_since, share.written) = (None, now);
+                share.limits = Some(amounts.spending_limits);
                 let usable = share.ledger.usable;
-                self.holder.show(key, amounts);
-                self.refuse_beyond(usable, wish);
+                self.holder.show(key, amounts.clone());
+                self.refuse_beyond(&amounts, usable, wish);
             }
             Ok(Settled::Conflict) => self.next = self.next.min(share.not_before),
             Ok(Settled::Absent) => {}
@@ -334,15 +361,16 @@ impl Keeper {
                 }
                 if matches!(failure, Failure::Invalid(_)) {
                     let usable = share.ledger.usable;
-                    self.refuse_beyond(usable, wish);
+                    self.refuse_beyond(&seen, usable, wish);
                 }
             }
         }
     }
 
     /// Refuses a larger share to the orders of a wish that is beyond it.
-    fn refuse_beyond(&self, usable: u64, wish: &Wish) {
-        if wish.whole() > usable && !wish.orders.is_empty() {
+    fn refuse_beyond(&self, amounts: &Amounts, usable: u64, wish: &Wish) {
+        let is_beyond = amounts.limit.is_some() && wish.whole() > usable;
+        if is_beyond && !wish.orders.is_empty() {
             self.holder.refuse(wish.orders.iter().map(|order| order.id.clone()).collect());
         }
     }
@@ -350,8 +378,7 @@ impl Keeper {
     async fn write(
         &mut self,
         key: &BudgetKey,
-        wish: &Wish,
-        is_patient: bool,
+        writing: Writing<'_>,
     ) -> Result<Settled, SettleError> {
         let Some(share) = self.shares.get_mut(key) else { return Ok(Settled::Absent) };
         let client = self.connection.client().await?;
@@ -360,7 +387,7 @@ impl Keeper {
                 (&*client, &*self.holder),
                 (&self.options.node, key),
                 &mut share.ledger,
-                (wish, is_patient),
+                writing,
             );
             let settled = settled.await?;
             if settled != Settled::Conflict {
@@ -373,7 +400,7 @@ impl Keeper {
 }
 
 fn kept(recorded: RecordedShare) -> (BudgetKey, KeptShare) {
-    let RecordedShare { key, uid, hourly_micros } = recorded;
-    let ledger = Ledger { uid, usable: hourly_micros, recorded: hourly_micros, is_own: true };
+    let RecordedShare { key, uid, hourly_micros: usable, limits_spending } = recorded;
+    let ledger = Ledger { uid, usable, recorded: usable, limits_spending, is_own: true };
     (key, KeptShare::new(ledger, Instant::now()))
 }

@@ -12,4 +12,5 @@ pub mod names;
 pub mod price;
 pub mod problems;
 pub mod quantity;
+pub mod spending;
 pub mod token_bucket;

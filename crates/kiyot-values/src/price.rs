@@ -12,6 +12,8 @@ const DECIMALS: usize = 6;
 const MIN_SHOWN_DECIMALS: usize = 4;
 /// Highest price, in dollars: a hundred times that of the largest instance type.
 const MAX_DOLLARS: u64 = 100_000;
+/// Highest cost, in dollars: of a month at the highest price.
+const MAX_COST_DOLLARS: u64 = 100_000_000;
 /// Longest accepted text, in characters.
 const MAX_CHARS: usize = 32;
 
@@ -31,6 +33,11 @@ pub struct Cost {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("is invalid; allowed: dollars an hour such as 0.0416, from 0 to {MAX_DOLLARS}")]
 pub struct NotAPrice;
+
+/// Text that is no cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("is invalid; allowed: dollars such as 250.50, from 0 to {MAX_COST_DOLLARS}")]
+pub struct NotACost;
 
 impl Price {
     /// Nothing is paid.
@@ -95,16 +102,24 @@ impl FromStr for Price {
     type Err = NotAPrice;
 
     fn from_str(text: &str) -> Result<Self, NotAPrice> {
-        read(text).map(Self::from_micros).ok_or(NotAPrice)
+        read(text, MAX_DOLLARS).map(Self::from_micros).ok_or(NotAPrice)
     }
 }
 
-fn read(text: &str) -> Option<u64> {
+impl FromStr for Cost {
+    type Err = NotACost;
+
+    fn from_str(text: &str) -> Result<Self, NotACost> {
+        read(text, MAX_COST_DOLLARS).map(Self::from_micros).ok_or(NotACost)
+    }
+}
+
+fn read(text: &str, max_dollars: u64) -> Option<u64> {
     if text.len() > MAX_CHARS {
         return None;
     }
     let micros = decimal::parse(text, MICROS.into(), Rounding::Up)?;
-    u64::try_from(micros).ok().filter(|micros| *micros <= MAX_DOLLARS * MICROS)
+    u64::try_from(micros).ok().filter(|micros| *micros <= max_dollars * MICROS)
 }
 
 impl fmt::Display for Price {

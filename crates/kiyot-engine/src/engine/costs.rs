@@ -3,11 +3,15 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use kiyot_proto::store;
-use kiyot_values::price::{Cost, Price};
+use kiyot_values::{
+    price::{Cost, Price},
+    spending::Spending,
+};
 
 use crate::{
     engine::{
         Cells, Change, Engine, Now, Step, Timeline,
+        calendar::Calendar,
         cell::{Cell, Offered},
         order::starts::{Kind, Starts},
     },
@@ -89,57 +93,125 @@ impl NamespaceAccount {
     }
 }
 
+/// The cost of a namespace's ended cells.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ended {
+    total: Cost,
+    spending: Spending,
+}
+
+impl Ended {
+    fn from_stored(record: &store::NamespaceCost) -> Self {
+        let spending = Spending {
+            date: record.date.parse().unwrap_or_default(),
+            day: Cost::from_micros(record.day_micros),
+            month: Cost::from_micros(record.month_micros),
+        };
+        Self { total: Cost::from_micros(record.micros), spending }
+    }
+
+    fn stored(&self) -> store::NamespaceCost {
+        let Self { total, spending } = self;
+        store::NamespaceCost {
+            micros: total.micros(),
+            date: spending.date.to_string(),
+            day_micros: spending.day.micros(),
+            month_micros: spending.month.micros(),
+        }
+    }
+}
+
 /// The cost of ended cells by namespace.
 #[derive(Debug, Default)]
 pub(super) struct Costs {
-    ended: BTreeMap<String, Cost>,
+    ended: BTreeMap<String, Ended>,
+    calendar: Calendar,
 }
 
 impl Costs {
     /// Returns the costs of a journal.
-    pub(super) fn from_stored(records: Vec<(String, store::NamespaceCost)>) -> Self {
-        let cost = |record: store::NamespaceCost| Cost::from_micros(record.micros);
-        let ended = records.into_iter().map(|(namespace, record)| (namespace, cost(record)));
-        Self { ended: ended.take(MAX_NAMESPACES + 1).collect() }
+    pub(super) fn from_stored(records: Vec<(String, store::NamespaceCost)>, now: Now) -> Self {
+        let ended = records.iter().take(MAX_NAMESPACES + 1);
+        let ended =
+            ended.map(|(namespace, record)| (namespace.clone(), Ended::from_stored(record)));
+        let mut costs = Self { ended: ended.collect(), calendar: Calendar::default() };
+        costs.calendar.advance(now);
+        for ended in costs.ended.values() {
+            costs.calendar.reach(ended.spending.date, now);
+        }
+        costs
+    }
+
+    /// Returns the namespace under which the cost of another is kept.
+    fn kept<'n>(&self, namespace: &'n str) -> &'n str {
+        let is_kept = self.ended.len() < MAX_NAMESPACES || self.ended.contains_key(namespace);
+        if is_kept { namespace } else { "" }
     }
 
     /// Adds the cost of an ended cell. Returns the change of the journal.
-    fn add(&mut self, namespace: &str, cost: Cost) -> Option<Change> {
+    fn add(&mut self, namespace: &str, cost: Cost, spending: Spending) -> Option<Change> {
         if cost == Cost::default() {
             return None;
         }
-        let is_kept = self.ended.len() < MAX_NAMESPACES || self.ended.contains_key(namespace);
-        let namespace = if is_kept { namespace } else { "" };
-        let total = self.ended.entry(namespace.to_owned()).or_default();
-        *total = *total + cost;
-        Some(Change::Cost(namespace.to_owned(), store::NamespaceCost { micros: total.micros() }))
+        let namespace = self.kept(namespace);
+        let ended = self.ended.entry(namespace.to_owned()).or_default();
+        ended.total = ended.total + cost;
+        ended.spending = spending.plus(ended.spending);
+        Some(Change::Cost(namespace.to_owned(), ended.stored()))
+    }
+
+    /// Returns what the cells of a namespace have cost today and in this month.
+    pub(super) fn spending(&mut self, cells: &Cells, namespace: &str, now: Now) -> Spending {
+        self.calendar.advance(now);
+        let none = Spending { date: self.calendar.date(), ..Spending::default() };
+        let ended = self.ended.get(self.kept(namespace)).copied().unwrap_or_default();
+        let cells = cells.values().filter(|cell| cell.namespace() == namespace);
+        cells.fold(none.plus(ended.spending), |sum, cell| {
+            sum.plus(cell.spending(&self.calendar, now))
+        })
+    }
+
+    /// Raises what the cells of a namespace have cost to an amount that was reported earlier: a
+    /// clock that was set back, or the loss of the journal, makes nothing unspent.
+    pub(super) fn raise(&mut self, cells: &Cells, namespace: &str, to: Spending, now: Now) {
+        let found = self.spending(cells, namespace, now);
+        let missing = Spending { date: found.date, ..to.on(found.date) }.beyond(found);
+        if missing.month > Cost::default() || missing.day > Cost::default() {
+            let ended = self.ended.entry(self.kept(namespace).to_owned()).or_default();
+            ended.spending = missing.plus(ended.spending);
+        }
+    }
+
+    /// Returns the namespaces whose ended cells have cost something in this month.
+    pub(super) fn spenders(&self) -> impl Iterator<Item = &str> {
+        let date = self.calendar.date();
+        let is_spender = move |ended: &Ended| ended.spending.on(date).month > Cost::default();
+        let spenders = self.ended.iter().filter(move |(_, ended)| is_spender(ended));
+        spenders.map(|(namespace, _)| namespace.as_str()).filter(|namespace| !namespace.is_empty())
     }
 
     /// Replaces costs that could not be written earlier by those of now.
     pub(super) fn refresh(&self, changes: &mut [Change]) {
         for change in changes {
             if let Change::Cost(namespace, record) = change {
-                record.micros = self.of(namespace).micros();
+                *record = self.ended.get(namespace).copied().unwrap_or_default().stored();
             }
         }
     }
 
     /// Returns an account of each namespace with the cost of its ended cells.
     pub(super) fn accounts(&self) -> BTreeMap<String, NamespaceAccount> {
-        let account = |cost: &Cost| NamespaceAccount { cost: *cost, ..Default::default() };
-        self.ended.iter().map(|(namespace, cost)| (namespace.clone(), account(cost))).collect()
+        let account = |it: &Ended| NamespaceAccount { cost: it.total, ..Default::default() };
+        self.ended.iter().map(|(namespace, ended)| (namespace.clone(), account(ended))).collect()
     }
 
     /// Returns the account of a namespace.
     fn account(&self, cells: &Cells, namespace: &str, now: Now) -> NamespaceAccount {
-        let mut account = NamespaceAccount { cost: self.of(namespace), ..Default::default() };
+        let cost = self.ended.get(namespace).map(|ended| ended.total).unwrap_or_default();
+        let mut account = NamespaceAccount { cost, ..Default::default() };
         let cells = cells.values().filter(|cell| cell.namespace() == namespace);
         cells.for_each(|cell| account.add(cell, now));
         account
-    }
-
-    fn of(&self, namespace: &str) -> Cost {
-        self.ended.get(namespace).copied().unwrap_or_default()
     }
 }
 
@@ -171,6 +243,14 @@ impl Cell {
         let price = self.offering().map_or(Price::FREE, |offering| offering.price);
         price.over(self.bill.time(now))
     }
+
+    /// Returns the part of the cost that belongs to today and to this month.
+    fn spending(&self, calendar: &Calendar, now: Now) -> Spending {
+        let price = self.offering().map_or(Price::FREE, |offering| offering.price);
+        let (time, (day, month)) = (self.bill.time(now), calendar.elapsed(now));
+        let cost = |elapsed: Duration| price.over(time.min(elapsed));
+        Spending { date: calendar.date(), day: cost(day), month: cost(month) }
+    }
 }
 
 impl Engine {
@@ -191,12 +271,14 @@ impl Engine {
 
     /// Adds the cost of a cell that has just ended. Returns the change of the journal.
     pub(super) fn settle_cost(&mut self, id: &CellId, now: Now) -> Option<Change> {
+        self.costs.calendar.advance(now);
         let cell = self.cells.get(id)?;
         self.ended_types.add(cell, now);
         let (namespace, cost, kind) = (cell.namespace().to_owned(), cell.cost(now), cell.kind());
+        let spending = cell.spending(&self.costs.calendar, now);
         if cell.bill.from.is_some() {
             self.count_cost(kind, cost);
         }
-        self.costs.add(&namespace, cost)
+        self.costs.add(&namespace, cost, spending)
     }
 }

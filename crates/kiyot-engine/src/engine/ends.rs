@@ -60,6 +60,11 @@ impl Engine {
         };
         cell.end.callers = EndCallers::Waiting;
         self.fail(id, CellError::Ended(id.clone(), reason.to_string()));
+        self.stop(id, reason, now);
+    }
+
+    /// Ends a cell once its agent has ended the pod.
+    pub(super) fn stop(&mut self, id: &CellId, reason: Arc<str>, now: Now) {
         // Where the instance can't be ended, its agent ends the pod.
         let event = if self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell)) {
             CellEvent::End(reason)

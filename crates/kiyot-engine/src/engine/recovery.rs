@@ -93,7 +93,7 @@ impl Engine {
         let mut engine = Self::new(config, providers, seams);
         let (mut changes, mut unusable) = (Vec::new(), Vec::new());
         let Journal { cells, orders, sandboxes, costs } = journal;
-        engine.costs = Costs::from_stored(costs);
+        engine.costs = Costs::from_stored(costs, now);
         let known: BTreeSet<&str> = cells.iter().map(|(key, _)| key.as_str()).collect();
         for sandbox in sandboxes.iter().filter(|sandbox| !known.contains(sandbox.cell.as_str())) {
             // Without its record its agent can't connect. The pod keeps its state until the cell's

@@ -114,14 +114,15 @@ mod tests {
     #[test]
     fn budgets_beyond_the_bound_are_noted_and_not_taken_for_absent() {
         let mut known = Known::default();
-        let amounts = Amounts { limit: 1, others: 0, own: None };
+        let amounts = || Amounts { limit: Some(1), ..Amounts::default() };
+        let budget = || KnownBudget { uid: "u".to_owned(), amounts: amounts() };
         let key = |number| BudgetKey { namespace: format!("n{number}"), name: "cells".to_owned() };
         for number in 0..MAX_BUDGETS {
-            assert!(known.insert(key(number), KnownBudget { uid: "u".to_owned(), amounts }));
+            assert!(known.insert(key(number), budget()));
         }
         assert!(!known.has_more);
-        assert!(known.insert(key(MAX_BUDGETS), KnownBudget { uid: "u".to_owned(), amounts }));
+        assert!(known.insert(key(MAX_BUDGETS), budget()));
         assert!(known.has_more && known.budgets.len() == MAX_BUDGETS);
-        assert!(!known.insert(key(0), KnownBudget { uid: "u".to_owned(), amounts }));
+        assert!(!known.insert(key(0), budget()));
     }
 }

@@ -1,6 +1,13 @@
 //! The object `CellBudget`, as `deploy/crds/cellbudgets.kiyot.elotl.co.yaml` has it.
 
-use kiyot_values::{budget_key::BudgetKey, price::Price};
+use std::collections::BTreeMap;
+
+use jiff::civil::Date;
+use kiyot_values::{
+    budget_key::BudgetKey,
+    price::{Cost, Price},
+    spending::{Period, Spending, SpendingLimits},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -25,7 +32,10 @@ struct Metadata {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Spec {
-    dollars_per_hour: String,
+    dollars_per_hour: Option<String>,
+    dollars_per_day: Option<String>,
+    dollars_per_month: Option<String>,
+    on_exhausted: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Default, Deserialize)]
@@ -41,20 +51,54 @@ struct Share {
     node: String,
     hourly_micros: u64,
     serial: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    spent: Option<Spent>,
     /// Fields of a later version.
     #[serde(flatten)]
     further: Map<String, Value>,
 }
 
-/// The amounts of a budget as a node sees them, in millionths of a dollar an hour.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The cost of a node's cells on a date and in its month.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Spent {
+    date: String,
+    day_micros: u64,
+    month_micros: u64,
+}
+
+impl Spent {
+    fn read(&self) -> Option<Spending> {
+        let (day, month) = (self.day_micros, self.month_micros);
+        let (day, month) = (Cost::from_micros(day), Cost::from_micros(month));
+        Some(Spending { date: self.date.parse().ok()?, day, month })
+    }
+
+    fn of(Spending { date, day, month }: Spending) -> Self {
+        let (day_micros, month_micros) = (day.micros(), month.micros());
+        Self { date: date.to_string(), day_micros, month_micros }
+    }
+}
+
+/// The amounts of a budget as a node sees them. Shares are in millionths of a dollar an hour.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Amounts {
-    /// The limit.
-    pub limit: u64,
+    /// The limit; `None` for no limit.
+    pub limit: Option<u64>,
     /// The shares of other nodes.
     pub others: u64,
     /// The share of the node; `None` without one.
     pub own: Option<u64>,
+    /// The limits of what cells cost.
+    pub spending_limits: SpendingLimits,
+    /// True if cells end once a limit of what they cost is reached.
+    pub ends_cells: bool,
+    /// The cost of other nodes' cells, in sum for each date of a report.
+    pub others_spent: Vec<Spending>,
+    /// The number of these nodes.
+    pub spenders: u64,
+    /// The cost that the node has reported.
+    pub own_spent: Option<Spending>,
 }
 
 impl Amounts {
@@ -62,6 +106,37 @@ impl Amounts {
     pub fn reserved(&self) -> u64 {
         self.others.saturating_add(self.own.unwrap_or(0))
     }
+
+    /// Returns what the cells of all nodes have cost, as the node knows it.
+    pub(super) fn spent(&self, own: Spending) -> Spending {
+        self.others_spent.iter().fold(own, |sum, other| sum.plus(*other))
+    }
+
+    /// Returns what was spent as the status shows it; nothing without a limit.
+    fn shown(&self, own: Spending) -> Value {
+        if self.spending_limits.is_empty() {
+            return Value::Null;
+        }
+        // A hundredth of a cent is enough.
+        let shown = |micros: u64| dollars(micros / 100 * 100);
+        let spent = self.spent(own);
+        let left = |period| {
+            let limit = self.spending_limits.of(period)?;
+            Some(shown(limit.micros().saturating_sub(spent.of(period).micros())))
+        };
+        json!({
+            "date": spent.date.to_string(),
+            "day": shown(spent.day.micros()),
+            "dayLeft": left(Period::Day),
+            "month": shown(spent.month.micros()),
+            "monthLeft": left(Period::Month),
+        })
+    }
+}
+
+/// Returns dollars without the sign of the currency, which columns have.
+fn dollars(micros: u64) -> String {
+    Cost::from_micros(micros).to_string().replace('$', "")
 }
 
 impl CellBudget {
@@ -88,47 +163,72 @@ impl CellBudget {
     /// Returns the amounts as a node sees them. A limit that is no price is 0, so that no share
     /// grows: the schema allows none.
     pub fn amounts(&self, node: &str) -> Amounts {
-        let limit = self.spec.dollars_per_hour.parse().unwrap_or(Price::FREE).micros();
-        let mut amounts = Amounts { limit, others: 0, own: None };
+        let Spec { dollars_per_hour, dollars_per_day, dollars_per_month, on_exhausted } =
+            &self.spec;
+        let limit = dollars_per_hour.as_ref().map(|it| it.parse().unwrap_or(Price::FREE).micros());
+        let cost = |limit: &String| limit.parse().unwrap_or_default();
+        let spending_limits = SpendingLimits {
+            day: dollars_per_day.as_ref().map(cost),
+            month: dollars_per_month.as_ref().map(cost),
+        };
+        let ends_cells = on_exhausted.as_deref() == Some("end");
+        let mut amounts = Amounts { limit, spending_limits, ends_cells, ..Amounts::default() };
+        let mut others: BTreeMap<Date, Spending> = BTreeMap::new();
         for share in self.shares() {
+            let spent = share.spent.as_ref().and_then(Spent::read);
             if share.node == node {
                 amounts.own = Some(share.hourly_micros);
-            } else {
-                amounts.others = amounts.others.saturating_add(share.hourly_micros);
+                amounts.own_spent = spent;
+                continue;
+            }
+            amounts.others = amounts.others.saturating_add(share.hourly_micros);
+            if let Some(spent) = spent {
+                let none = Spending { date: spent.date, ..Spending::default() };
+                let sum = others.entry(spent.date).or_insert(none);
+                *sum = sum.plus(spent);
+                amounts.spenders += 1;
             }
         }
+        amounts.others_spent = others.into_values().collect();
         amounts
     }
 
-    /// Returns the patch of the status with another share of a node, of none for 0. It has the
-    /// version that was read, so that the API server refuses it once another write came between,
-    /// and differs from what was read by its serial at least.
-    pub fn patch(&self, node: &str, hourly_micros: u64) -> Value {
+    /// Returns the patch of the status with another share of a node and what its cells have cost,
+    /// which is kept while a limit counts it; without either with none. It has the version that was
+    /// read, so that the API server refuses it once another write came between, and differs from
+    /// what was read by its serial at least.
+    pub fn patch(&self, node: &str, hourly_micros: u64, spent: Spending) -> Value {
+        let amounts = self.amounts(node);
+        let counts = !amounts.spending_limits.is_empty() && spent.month > Cost::default();
+        let own = counts.then(|| Spent::of(spent));
         let mut shares = self.shares().to_vec();
         match shares.iter().position(|share| share.node == node) {
-            Some(at) if hourly_micros == 0 => {
+            Some(at) if hourly_micros == 0 && own.is_none() => {
                 shares.remove(at);
             }
             Some(at) => {
                 if let Some(share) = shares.get_mut(at) {
                     share.hourly_micros = hourly_micros;
                     share.serial = share.serial.saturating_add(1);
+                    share.spent = own;
                 }
             }
-            None if hourly_micros == 0 => {}
+            None if hourly_micros == 0 && own.is_none() => {}
             None => {
                 let (node, further) = (node.to_owned(), Map::new());
-                shares.push(Share { node, hourly_micros, serial: 1, further });
+                shares.push(Share { node, hourly_micros, serial: 1, spent: own, further });
             }
         }
-        let amounts = self.amounts(node);
         let reserved = amounts.others.saturating_add(hourly_micros);
-        let left = amounts.limit.saturating_sub(reserved);
-        // Without the sign of a currency, which columns have.
-        let shown = |micros| Price::from_micros(micros).to_string().replace('$', "");
+        let left = amounts.limit.map(|limit| dollars(limit.saturating_sub(reserved)));
         json!({
             "metadata": { "resourceVersion": self.metadata.resource_version },
-            "status": { "shares": shares, "reserved": shown(reserved), "left": shown(left) },
+            "status": {
+                "shares": shares,
+                "reserved": dollars(reserved),
+                "left": left,
+                "spent": amounts.shown(spent),
+            },
         })
     }
 }
@@ -152,23 +252,83 @@ mod tests {
         let other = json!({ "node": "b", "hourlyMicros": 500_000, "serial": 4, "later": true });
         let own = |micros, serial| json!({ "node": "a", "hourlyMicros": micros, "serial": serial });
         let both = budget(json!([own(1_000_000, 7), other]));
-        let amounts = Amounts { limit: 2_500_000, others: 500_000, own: Some(1_000_000) };
+        let amounts = Amounts {
+            limit: Some(2_500_000),
+            others: 500_000,
+            own: Some(1_000_000),
+            ..Amounts::default()
+        };
         assert_eq!((both.amounts("a"), both.amounts("a").reserved()), (amounts, 1_500_000));
         let status = |shares, reserved, left| {
             json!({
                 "metadata": { "resourceVersion": "7" },
-                "status": { "shares": shares, "reserved": reserved, "left": left },
+                "status": { "shares": shares, "reserved": reserved, "left": left, "spent": null },
             })
         };
+        let patch = |budget: &CellBudget, share| budget.patch("a", share, Spending::default());
         let grown = status(json!([own(2_000_000, 8), other]), "2.5000", "0.0000");
-        assert_eq!(both.patch("a", 2_000_000), grown);
+        assert_eq!(patch(&both, 2_000_000), grown);
         // A write without another amount is a change too.
         let same = status(json!([own(1_000_000, 8), other]), "1.5000", "1.0000");
-        assert_eq!(both.patch("a", 1_000_000), same);
+        assert_eq!(patch(&both, 1_000_000), same);
         let none = status(json!([other]), "0.5000", "2.0000");
-        assert_eq!(both.patch("a", 0), none);
+        assert_eq!(patch(&both, 0), none);
         let first = status(json!([other, own(1, 1)]), "0.500001", "1.999999");
-        assert_eq!(budget(json!([other])).patch("a", 1), first);
+        assert_eq!(patch(&budget(json!([other])), 1), first);
+    }
+
+    /// Verifies K24.
+    #[test]
+    fn patch_reports_what_cells_have_cost_while_a_limit_counts_it() {
+        let spent = |date: &str, day, month| Spending {
+            date: date.parse().unwrap(),
+            day: Cost::from_micros(day),
+            month: Cost::from_micros(month),
+        };
+        let entry = |node, micros, date, day, month| {
+            let spent = json!({ "date": date, "dayMicros": day, "monthMicros": month });
+            json!({ "node": node, "hourlyMicros": micros, "serial": 1, "spent": spent })
+        };
+        let shares = json!([
+            entry("b", 5, "2026-11-29", 7_000_000, 8_000_000),
+            entry("c", 6, "2026-11-30", 500_000, 600_000),
+            entry("d", 0, "2026-11-30", 500_000, 600_000),
+            entry("e", 0, "2026-02-30", 1, 1),
+        ]);
+        let mut object = budget(shares.clone());
+        object.spec = Spec {
+            dollars_per_day: Some("10".to_owned()),
+            dollars_per_month: Some("9.5".to_owned()),
+            on_exhausted: Some("end".to_owned()),
+            ..Spec::default()
+        };
+        let (day, month) = (Cost::from_micros(10_000_000), Cost::from_micros(9_500_000));
+        let expected = Amounts {
+            others: 11,
+            spending_limits: SpendingLimits { day: Some(day), month: Some(month) },
+            ends_cells: true,
+            others_spent: vec![
+                spent("2026-11-29", 7_000_000, 8_000_000),
+                spent("2026-11-30", 1_000_000, 1_200_000),
+            ],
+            spenders: 3,
+            ..Amounts::default()
+        };
+        assert_eq!(object.amounts("a"), expected);
+        let status = &object.patch("a", 0, spent("2026-11-30", 250_000, 750_000))["status"];
+        let shown = json!({
+            "date": "2026-11-30",
+            "day": "1.2500", "dayLeft": "8.7500",
+            "month": "9.9500", "monthLeft": "0.0000",
+        });
+        assert_eq!((&status["spent"], &status["left"]), (&shown, &Value::Null));
+        assert_eq!(status["shares"][4], entry("a", 0, "2026-11-30", 250_000, 750_000));
+        // Nothing in this month, and no limit.
+        let none = spent("2026-12-01", 0, 0);
+        assert_eq!(object.patch("d", 0, none)["status"]["shares"].as_array().unwrap().len(), 3);
+        let status = &budget(shares).patch("d", 1, spent("2026-11-30", 1, 1))["status"];
+        assert_eq!(status["shares"][2], json!({ "node": "d", "hourlyMicros": 1, "serial": 2 }));
+        assert_eq!(status["spent"], Value::Null);
     }
 
     #[test]
@@ -180,8 +340,8 @@ mod tests {
             }))
             .unwrap()
         };
-        let none = Amounts { limit: 1_000_000, others: 0, own: None };
+        let none = Amounts { limit: Some(1_000_000), ..Amounts::default() };
         assert_eq!(object("1").amounts("a"), none);
-        assert_eq!(object("1e9").amounts("a").limit, 0);
+        assert_eq!(object("1e9").amounts("a").limit, Some(0));
     }
 }

@@ -11,7 +11,7 @@ use kiyot_values::budget_key::BudgetKey;
 use serde_json::Value;
 
 use super::{
-    ShareHolder,
+    RecordedShare, ShareHolder,
     object::{Amounts, CellBudget},
     target::Wish,
 };
@@ -49,6 +49,8 @@ pub(super) struct Ledger {
     pub(super) usable: u64,
     /// The share on disk.
     pub(super) recorded: u64,
+    /// True if it is recorded that the budget limits what cells cost.
+    pub(super) limits_spending: bool,
     /// False until a share that the API has without a record is the node's for sure: the record was
     /// lost, and with it those of cells.
     pub(super) is_own: bool,
@@ -57,12 +59,12 @@ pub(super) struct Ledger {
 impl Ledger {
     /// Returns the ledger of a budget without a record.
     pub(super) fn new(uid: String) -> Self {
-        Self { uid, usable: 0, recorded: 0, is_own: false }
+        Self { uid, usable: 0, recorded: 0, limits_spending: false, is_own: false }
     }
 }
 
 /// The outcome of a write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Settled {
     /// The share is what it can be, with these amounts.
     Done(Amounts),
@@ -83,12 +85,22 @@ pub(super) enum SettleError {
     Record(String),
 }
 
+/// How a share is written.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Writing<'w> {
+    pub(super) wish: &'w Wish,
+    /// True if a surplus may stay for now.
+    pub(super) is_patient: bool,
+    /// True if what cells have cost is written with the same share too.
+    pub(super) reports: bool,
+}
+
 /// Has the API, the record and the launches of a node agree on its share, as far as it can grow.
 pub(super) async fn settle(
     (api, holder): (&dyn Api, &dyn ShareHolder),
     (node, key): (&str, &BudgetKey),
     ledger: &mut Ledger,
-    (wish, is_patient): (&Wish, bool),
+    Writing { wish, is_patient, reports }: Writing<'_>,
 ) -> Result<Settled, SettleError> {
     let budget = match api.get(key).await {
         Err(Failure::NotFound(_)) => return Ok(Settled::Absent),
@@ -107,13 +119,17 @@ pub(super) async fn settle(
         ledger.usable = holder.lower(key, target, own);
         target = target.max(ledger.usable);
     }
-    if ledger.recorded > ledger.usable {
+    let limits_spending = !amounts.spending_limits.is_empty();
+    if ledger.recorded > ledger.usable
+        || ledger.recorded > 0 && ledger.limits_spending != limits_spending
+    {
+        ledger.limits_spending = limits_spending;
         record(holder, key, ledger, ledger.usable).await?;
     }
-    if target == own && ledger.usable == own {
+    if target == own && ledger.usable == own && !reports {
         return Ok(Settled::Done(amounts));
     }
-    let written = match api.patch(key, budget.patch(node, target)).await {
+    let written = match api.patch(key, budget.patch(node, target, wish.spent)).await {
         Ok(written) => written,
         Err(Failure::Conflict(_)) => return Ok(Settled::Conflict),
         Err(Failure::NotFound(_)) => return Ok(Settled::Absent),
@@ -123,6 +139,7 @@ pub(super) async fn settle(
     ledger.is_own = true;
     let granted = amounts.own.unwrap_or(0);
     if granted > ledger.usable {
+        ledger.limits_spending = limits_spending;
         record(holder, key, ledger, granted).await?;
         ledger.usable = granted;
         holder.grant(key, granted);
@@ -136,7 +153,10 @@ async fn record(
     ledger: &mut Ledger,
     share: u64,
 ) -> Result<(), SettleError> {
-    let recorded = holder.record(key, &ledger.uid, share).await;
+    let (key, uid) = (key.clone(), ledger.uid.clone());
+    let Ledger { limits_spending, .. } = *ledger;
+    let recorded = RecordedShare { key, uid, hourly_micros: share, limits_spending };
+    let recorded = holder.record(recorded).await;
     recorded.map_err(SettleError::Record)?;
     ledger.recorded = share;
     Ok(())

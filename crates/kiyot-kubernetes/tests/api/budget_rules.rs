@@ -2,6 +2,7 @@
 //! evaluates them.
 
 use kiyot_kubernetes::{budgets::CellBudget, object::GROUP};
+use kiyot_values::{price::Cost, spending::Spending};
 use proptest::{collection::vec, prelude::*};
 use serde_json::{Value, json};
 
@@ -31,7 +32,7 @@ fn budget(dollars: &str, shares: &[u64]) -> Value {
 fn patched(object: &Value, node: &str, share: u64) -> Value {
     let budget: CellBudget = serde_json::from_value(object.clone()).unwrap();
     let mut object = object.clone();
-    object["status"] = budget.patch(node, share)["status"].clone();
+    object["status"] = budget.patch(node, share, Spending::default())["status"].clone();
     object
 }
 
@@ -46,7 +47,14 @@ fn definition_of_budgets_is_structural_and_has_every_field_of_the_patch() {
         (&json!("Namespaced"), &json!("CellBudget"))
     );
     let version = &definition["spec"]["versions"][0];
-    let mut object = patched(&budget("1", &[]), "worker-1", 1);
+    let mut object = budget("1", &[]);
+    object["spec"] = json!({
+        "dollarsPerHour": "1", "dollarsPerDay": "1", "dollarsPerMonth": "1", "onExhausted": "end",
+    });
+    let budget: CellBudget = serde_json::from_value(object.clone()).unwrap();
+    let (day, month) = (Cost::from_micros(1), Cost::from_micros(2));
+    let spent = Spending { date: "2026-11-30".parse().unwrap(), day, month };
+    object["status"] = budget.patch("worker-1", 1, spent)["status"].clone();
     object.as_object_mut().unwrap().remove("metadata");
     let head = [".apiVersion", ".kind"];
     assert_schema_has_every_field_of(version, &object, &head);
@@ -84,6 +92,36 @@ fn definition_of_budgets_refuses_growth_beyond_the_limit_and_allows_to_shrink() 
             .map_or(words.is_empty(), |refused| !words.is_empty() && refused.starts_with(words));
         assert!(is_right, "{name}: {refused:?}");
     }
+}
+
+/// Verifies K24.
+#[test]
+fn definition_of_budgets_needs_a_limit_and_for_an_end_one_of_a_period() {
+    let definition = budget_definition();
+    let no_limit = Some("budget has no limit");
+    let no_period = Some("onExhausted is end");
+    for (spec, words) in [
+        (json!({}), no_limit),
+        (json!({ "onExhausted": "keep" }), no_limit),
+        (json!({ "dollarsPerHour": "1" }), None),
+        (json!({ "dollarsPerDay": "1" }), None),
+        (json!({ "dollarsPerMonth": "1" }), None),
+        (json!({ "dollarsPerHour": "1", "onExhausted": "keep" }), None),
+        (json!({ "dollarsPerHour": "1", "onExhausted": "end" }), no_period),
+        (json!({ "dollarsPerDay": "1", "onExhausted": "end" }), None),
+        (json!({ "dollarsPerMonth": "1", "onExhausted": "end" }), None),
+    ] {
+        let object = json!({ "spec": spec });
+        let refused = refused_by(&definition, &object, &object);
+        assert_eq!(refused.is_some(), words.is_some(), "{spec}: {refused:?}");
+        assert!(refused.is_none_or(|it| it.starts_with(words.unwrap())), "{spec}");
+    }
+    let without = |shares| {
+        let mut object = budget("1", shares);
+        object["spec"] = json!({ "dollarsPerDay": "1" });
+        object
+    };
+    assert_eq!(refused_by(&definition, &without(&[1]), &without(&[9_000_000])), None);
 }
 
 proptest! {

@@ -15,7 +15,11 @@ use kiyot_kubernetes::{
     budgets::{Amounts, OrderWish, RecordedShare, Wish},
 };
 use kiyot_testkit::{ApiFault, ApiServer, Verb, log::CapturedLog, wait_for};
-use kiyot_values::budget_key::BudgetKey;
+use kiyot_values::{
+    budget_key::BudgetKey,
+    price::Cost,
+    spending::{Spending, SpendingLimits},
+};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
@@ -45,6 +49,8 @@ struct Played {
     /// The share of each known budget, in millionths of a dollar.
     shares: BTreeMap<String, u64>,
     disk: BTreeMap<String, RecordedShare>,
+    spent: Spending,
+    shown: Amounts,
     are_known: bool,
 }
 
@@ -118,13 +124,13 @@ impl ShareHolder for Holder {
         Ok(self.played().disk.values().cloned().collect())
     }
 
-    async fn record(&self, key: &BudgetKey, uid: &str, share: u64) -> Result<(), String> {
+    async fn record(&self, share: RecordedShare) -> Result<(), String> {
         let disk = &mut self.played().disk;
-        let (name, key, uid) = (key.to_string(), key.clone(), uid.to_owned());
-        if share == 0 {
+        let name = share.key.to_string();
+        if share.hourly_micros == 0 {
             disk.remove(&name);
         } else {
-            disk.insert(name, RecordedShare { key, uid, hourly_micros: share });
+            disk.insert(name, share);
         }
         Ok(())
     }
@@ -132,6 +138,8 @@ impl ShareHolder for Holder {
     async fn asked(&self) {
         self.asked.notified().await;
     }
+
+    fn count_spending(&self) {}
 
     fn wishes(&self) -> BTreeMap<String, Wish> {
         let played = self.played();
@@ -142,15 +150,17 @@ impl ShareHolder for Holder {
         };
         let orders = played.orders.iter().zip(0..).map(order).collect();
         let held = played.cells.iter().sum::<u64>() * 1_000_000;
-        [("web".to_owned(), Wish { held, orders })].into()
+        [("web".to_owned(), Wish { held, spent: played.spent, orders })].into()
     }
 
     fn counts_all_instances(&self) -> bool {
         !self.has_strays.load(Ordering::Relaxed)
     }
 
-    fn show(&self, key: &BudgetKey, _amounts: Amounts) {
-        self.played().shares.entry(key.to_string()).or_default();
+    fn show(&self, key: &BudgetKey, amounts: Amounts) {
+        let mut played = self.played();
+        played.shares.entry(key.to_string()).or_default();
+        played.shown = amounts;
     }
 
     fn remove(&self, key: &BudgetKey) {
@@ -201,6 +211,7 @@ pub(crate) fn keep(
         write_pause: Duration::from_millis(20),
         patience: Duration::from_millis(200),
         scarce_patience: Duration::from_millis(50),
+        report_period: Duration::from_millis(500),
         first_pause: Duration::from_millis(20),
         ..BudgetOptions::new(options(api).access, node.to_owned())
     };
@@ -431,4 +442,79 @@ async fn namespaces_without_a_budget_wait_for_the_list_alone() {
     api.define(&budget_definition());
     wait_for("it is launched", || holder.cells() == 1).await;
     assert_eq!(writes(&api.recorded()).len(), 0);
+}
+
+fn spent(date: &str, micros: u64) -> Spending {
+    let cost = Cost::from_micros(micros);
+    Spending { date: date.parse().unwrap(), day: cost, month: cost }
+}
+
+/// Verifies K24.
+#[tokio::test]
+async fn cost_of_all_nodes_is_reported_in_few_writes_and_outlives_the_share() {
+    let api = budgeted("10").await;
+    change(&api, |budget| budget["spec"]["dollarsPerDay"] = json!("1"));
+    let (holder, other, calls) = (Holder::with_order(1, 1), Holder::with_order(1, 1), Calls::new());
+    let _keepers =
+        [keep(&api, NODE, &holder, &calls), keep(&api, "worker-2", &other, &Calls::new())];
+    wait_for("both are launched", || holder.cells() + other.cells() == 2).await;
+    let writes = calls.of("patch cellbudgets/status", "ok");
+    other.played().spent = spent("2026-11-30", 100_000);
+    for micros in (0..=300_000).step_by(1_000) {
+        holder.played().spent = spent("2026-11-30", micros);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let day = |field: &str| status(&api, "spent")[field].as_str().map(str::to_owned);
+    wait_for("both are reported", || day("dayLeft") == Some("0.6000".to_owned())).await;
+    let reports = calls.of("patch cellbudgets/status", "ok") - writes;
+    assert!((2..25).contains(&reports), "{reports}");
+    let limits = SpendingLimits { day: Some(Cost::from_micros(1_000_000)), month: None };
+    let shown = |holder: &Holder| {
+        let Amounts { spending_limits, others_spent, own_spent, .. } =
+            holder.played().shown.clone();
+        (spending_limits, others_spent, own_spent)
+    };
+    let (mine, theirs) = (spent("2026-11-30", 300_000), spent("2026-11-30", 100_000));
+    wait_for("each knows the other's", || {
+        shown(&holder) == (limits, vec![theirs], Some(mine))
+            && shown(&other) == (limits, vec![mine], Some(theirs))
+    })
+    .await;
+    assert!(holder.played().disk["web/cells"].limits_spending);
+    change(&api, |budget| budget["spec"]["dollarsPerDay"] = json!("2"));
+    wait_for("the limit is raised", || day("dayLeft") == Some("1.6000".to_owned())).await;
+    holder.end(0);
+    other.end(0);
+    let are_given_back = || {
+        let shares = shares(&api);
+        shares.len() == 2 && shares.iter().all(|(_, share)| *share == 0)
+    };
+    wait_for("shares are given back, and costs stay", are_given_back).await;
+    // The next month.
+    for holder in [&holder, &other] {
+        holder.played().spent = spent("2026-12-01", 0);
+    }
+    wait_for("nothing is kept", || shares(&api).is_empty()).await;
+}
+
+/// Verifies K24.
+#[tokio::test]
+async fn budget_without_a_limit_of_an_hour_needs_no_share_and_refuses_no_growth() {
+    let api = budgeted("9").await;
+    change(&api, |budget| budget["spec"] = json!({ "dollarsPerMonth": "100" }));
+    let holder = Arc::new(Holder::default());
+    let calls = Calls::new();
+    let _keeper = keep(&api, NODE, &holder, &calls);
+    wait_for("it is known", || holder.played().are_known).await;
+    holder.order(1);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!((holder.refused(), writes(&api.recorded()).len()), (0, 0));
+    // Its share of a former limit is kept as long as cells hold it.
+    change(&api, |budget| budget["spec"]["dollarsPerHour"] = json!("5"));
+    wait_for("it is launched", || holder.cells() == 1).await;
+    change(&api, |budget| budget["spec"] = json!({ "dollarsPerMonth": "100" }));
+    wait_for("the rest is given back", || shares(&api) == own(1_000_000)).await;
+    let reads = calls.of("get cellbudgets", "ok");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(calls.of("get cellbudgets", "ok"), reads);
 }

@@ -2,7 +2,7 @@
 
 use kiyot_engine::{
     StoreError,
-    engine::{BudgetFigures, NamespaceNeed},
+    engine::{BudgetFigures, NamespaceNeed, RecordedShare},
     id::SandboxId,
 };
 use kiyot_proto::store::BudgetShare;
@@ -16,8 +16,11 @@ impl Cells {
     /// call of CRI.
     pub async fn keep_budgets(&self) -> Result<(), StoreError> {
         let shares = self.recorded_shares().await?;
-        let price = |share: BudgetShare| Price::from_micros(share.hourly_micros);
-        let shares = shares.into_iter().map(|(key, share)| (key, price(share)));
+        let share = |BudgetShare { hourly_micros, limits_spending, .. }| RecordedShare {
+            hourly: Price::from_micros(hourly_micros),
+            limits_spending,
+        };
+        let shares = shares.into_iter().map(|(key, recorded)| (key, share(recorded)));
         self.shared.core().engine.keep_budgets(shares);
         Ok(())
     }
@@ -52,9 +55,14 @@ impl Cells {
         self.shared.share_asked.notified().await;
     }
 
-    /// Returns the needs of the namespaces that have cells or waiting orders.
+    /// Returns the needs of namespaces.
     pub fn budget_needs(&self) -> Vec<NamespaceNeed> {
-        self.shared.core().engine.budget_needs()
+        self.shared.with_core(|core, now| (core.engine.budget_needs(now), Vec::new()))
+    }
+
+    /// Compares what cells have cost with the limits of budgets.
+    pub fn count_spending(&self) {
+        self.shared.with_core(|core, now| ((), core.engine.count_spending(now)));
     }
 
     /// Returns true if all instances of this node belong to known cells.
@@ -64,7 +72,7 @@ impl Cells {
 
     /// Sets the figures of a budget, which may be new.
     pub fn set_budget(&self, key: &BudgetKey, figures: BudgetFigures) {
-        self.shared.core().engine.set_budget(key, figures);
+        self.shared.with_core(|core, now| ((), core.engine.set_budget(key, figures, now)));
     }
 
     /// Removes a budget.

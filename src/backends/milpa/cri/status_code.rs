@@ -62,7 +62,7 @@ fn code_of_cell(error: &CellError) -> Code {
         | CellError::NodeFull { .. }
         | CellError::Queued { .. } => Code::ResourceExhausted,
         CellError::NoShare(refusal) => match **refusal {
-            BudgetRefusal::Exhausted { .. } => Code::ResourceExhausted,
+            BudgetRefusal::Exhausted { .. } | BudgetRefusal::Spent(_) => Code::ResourceExhausted,
             BudgetRefusal::NotGranted { .. } | BudgetRefusal::NotKnown { .. } => Code::Unavailable,
         },
         CellError::Cordoned

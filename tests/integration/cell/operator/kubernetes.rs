@@ -1,6 +1,8 @@
 //! Cells in the Kubernetes API, by a daemon before a played API server.
 
-use kiyot_testkit::{ApiServer, Kiyot, KiyotOptions, LIMIT, Node, RunningPod, table, wait_until};
+use kiyot_testkit::{
+    ApiServer, Kiyot, KiyotOptions, LIMIT, Node, RunningPod, cri, table, wait_until,
+};
 use serde_json::{Value, json};
 
 use crate::cell::{
@@ -210,13 +212,12 @@ async fn daemon_without_its_api_server_runs_pods_says_so_once_and_shows_them_lat
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Verifies K20, K22.
-#[tokio::test]
-async fn namespace_keeps_to_its_budget_and_within_its_share_needs_no_api_server() {
+/// Returns an API server with a budget of the namespace of pods, and the options of a daemon that
+/// keeps to it with cells at a price per GiB.
+async fn budgeted(spec: Value, gib_price: u32) -> (ApiServer, KiyotOptions) {
     let budgets: Value = serde_saphyr::from_str(BUDGETS).unwrap();
-    let mut api = with_node(ApiServer::start(&[definition(), budgets]).await);
+    let api = with_node(ApiServer::start(&[definition(), budgets]).await);
     let metadata = json!({ "namespace": "default", "name": "cells" });
-    let spec = json!({ "dollarsPerHour": "1" });
     let budget = json!({
         "apiVersion": "kiyot.elotl.co/v1",
         "kind": "CellBudget",
@@ -226,8 +227,47 @@ async fn namespace_keeps_to_its_budget_and_within_its_share_needs_no_api_server(
     api.put("cellbudgets", budget);
     let mut options = with_access(&api);
     options.sections.push_str("budgets = true\n");
+    options.of_provider = format!("gib_price_per_hour = \"{gib_price}\"\n");
+    (api, options)
+}
+
+/// Verifies K24, K25.
+#[tokio::test]
+async fn cells_of_a_spent_budget_end_and_no_further_ones_are_launched() {
+    // A cell of the default size costs two dollars a second.
+    let spec = json!({ "dollarsPerMonth": "4", "onExhausted": "end" });
+    let (api, options) = budgeted(spec, 10_000).await;
+    let node = Node::start().await;
+    let mut kiyot = Kiyot::start(&node, options).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let first = kubelet.run_pod(&pod("first", WAIT)).await.unwrap();
+    let has_ended = async || {
+        let status = kubelet.sandbox_status(&first.sandbox).await.unwrap();
+        (status.state() == cri::PodSandboxState::SandboxNotready).then_some(())
+    };
+    wait_until("its sandbox is not ready", LIMIT, has_ended).await;
+    let said = "CellBudget default/cells allows $4.0000 a month on all nodes, and ";
+    assert!(kiyot.log().contains(said), "{}", kiyot.log());
+    let spent = || {
+        let budget = api.objects("cellbudgets").into_values().next().unwrap();
+        budget["status"]["spent"]["monthLeft"] == "0.0000"
+    };
+    wait_until("it is reported", LIMIT, async || spent().then_some(())).await;
+    for _ in 0..2 {
+        let error = kubelet.run_pod(&pod("second", WAIT)).await.unwrap_err();
+        assert!(error.message().contains(said), "{error}");
+        kiyot.kill9();
+        kiyot.start_again().await;
+        kubelet = kiyot.kubelet().await;
+    }
+    remove_and_assert_clean(&mut kubelet, &kiyot, &first).await;
+}
+
+/// Verifies K20, K22.
+#[tokio::test]
+async fn namespace_keeps_to_its_budget_and_within_its_share_needs_no_api_server() {
     // A cell of the default size costs more than half of the budget.
-    options.of_provider = "gib_price_per_hour = \"1\"\n".to_owned();
+    let (mut api, options) = budgeted(json!({ "dollarsPerHour": "1" }), 1).await;
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options).await;
     let mut kubelet = kiyot.kubelet().await;

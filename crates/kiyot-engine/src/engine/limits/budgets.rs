@@ -4,24 +4,49 @@
 //! Kubernetes API does. Beyond them its order waits, while the daemon asks for a larger share. A
 //! cell counts from its order to its proven end, before the launch is answered as its most
 //! expensive candidate. Which shares there are is decided outside: the engine launches within them.
+//!
+//! Limits of a day and a month need no share: once the cells of all nodes have cost that much,
+//! nothing more is launched until the next day or month.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kiyot_values::{budget_key::BudgetKey, price::Price};
+use jiff::civil::Date;
+use kiyot_values::{
+    budget_key::BudgetKey,
+    price::{Cost, Price},
+    spending::{Period, Spending, SpendingLimits},
+};
 
 use crate::{
-    engine::{Cells, Effects, Engine, Event, Now, cell::Cell, order::OrderState},
-    id::SandboxId,
+    engine::{CellError, Cells, Effects, Engine, Event, Now, cell::Cell, order::OrderState},
+    id::{CellId, SandboxId},
     placement::Ranked,
 };
 
-/// The figures of a CellBudget, for errors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The figures of a CellBudget.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct BudgetFigures {
-    /// The price that the cells of all nodes may have.
-    pub limit: Price,
+    /// The price that the cells of all nodes may have; `None` for no limit.
+    pub limit: Option<Price>,
     /// The shares of all nodes.
     pub reserved: Price,
+    /// The limits of what the cells of all nodes cost.
+    pub spending_limits: SpendingLimits,
+    /// True if cells end once that is spent.
+    pub ends_cells: bool,
+    /// The cost of other nodes' cells, by the date of the report.
+    pub others: Vec<Spending>,
+    /// The cost that this node has reported.
+    pub own: Option<Spending>,
+}
+
+/// A node's share as it is recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordedShare {
+    /// The price that cells may have.
+    pub hourly: Price,
+    /// True if the budget has a limit of a day or a month, so that its figures are waited for.
+    pub limits_spending: bool,
 }
 
 /// The need of a namespace for shares.
@@ -31,6 +56,8 @@ pub struct NamespaceNeed {
     pub namespace: String,
     /// The price of its cells, launches without an answer included.
     pub held: Price,
+    /// The cost of its cells.
+    pub spent: Spending,
     /// The orders that wait for a larger share, those that wait the longest first.
     pub orders: Vec<OrderNeed>,
 }
@@ -66,6 +93,9 @@ pub enum BudgetRefusal {
         /// The price of the cheapest offering for the pod.
         cheapest: Price,
     },
+    /// The limit of a day or a month is reached.
+    #[error(transparent)]
+    Spent(Spent),
     /// The API did not answer in time.
     #[error(
         "no cell was launched for {seconds} s, because the Kubernetes API did not grant the node a \
@@ -94,8 +124,27 @@ pub enum BudgetRefusal {
     },
 }
 
+/// A limit of a CellBudget that is reached.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "CellBudget {budget} allows {limit} a {period} on all nodes, and {spent} are spent; its \
+     namespace gets cells again on {} (UTC), or once the budget is raised", .period.next(*.date)
+)]
+pub struct Spent {
+    /// The budget.
+    pub budget: BudgetKey,
+    /// The period.
+    pub period: Period,
+    /// The limit.
+    pub limit: Cost,
+    /// The cost of the cells of all nodes.
+    pub spent: Cost,
+    /// The date.
+    pub date: Date,
+}
+
 fn left(budget: &BudgetKey, figures: Option<&BudgetFigures>) -> String {
-    let Some(BudgetFigures { limit, reserved }) = figures else {
+    let Some(BudgetFigures { limit: Some(limit), reserved, .. }) = figures else {
         return format!("CellBudget {budget} has too little left");
     };
     let left = Price::from_micros(limit.micros().saturating_sub(reserved.micros()));
@@ -106,11 +155,26 @@ fn left(budget: &BudgetKey, figures: Option<&BudgetFigures>) -> String {
 }
 
 /// A node's share of a budget.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Share {
     /// The price that cells may have: read back from the API, and recorded.
     hourly: Price,
+    /// True while the budget has a limit of a day or a month, and its figures are not known.
+    awaits_figures: bool,
     figures: Option<BudgetFigures>,
+    /// The limit that is reached.
+    spent: Option<Spent>,
+}
+
+impl Share {
+    fn recorded(RecordedShare { hourly, limits_spending }: RecordedShare) -> Self {
+        Self { hourly, awaits_figures: limits_spending, figures: None, spent: None }
+    }
+
+    fn is_too_small_for(&self, needed: Price) -> bool {
+        let is_limited = self.figures.as_ref().is_none_or(|figures| figures.limit.is_some());
+        is_limited && self.hourly < needed
+    }
 }
 
 /// The shares of all namespaces.
@@ -142,16 +206,22 @@ impl Budgets {
         self.shares.range(first..).take_while(move |(key, _)| key.namespace == namespace)
     }
 
-    /// Returns true if nothing is known of a namespace.
+    /// Returns true if too little is known of a namespace.
     fn is_unknown(&self, namespace: &str) -> bool {
-        !self.are_known && self.of(namespace).next().is_none()
+        let mut shares = self.of(namespace).peekable();
+        !self.are_known && shares.peek().is_none() || shares.any(|(_, share)| share.awaits_figures)
+    }
+
+    /// Returns the limit of a namespace that is reached.
+    fn spent(&self, namespace: &str) -> Option<&Spent> {
+        self.of(namespace).find_map(|(_, share)| share.spent.as_ref())
     }
 
     /// Returns the budget whose share is too small for a further cell of a namespace.
     fn lacking(&self, cells: &Cells, namespace: &str, price: Price) -> Option<&BudgetKey> {
         let needed = held(cells, namespace) + price;
         let mut budgets = self.of(namespace);
-        budgets.find(|(_, share)| share.hourly < needed).map(|(key, _)| key)
+        budgets.find(|(_, share)| share.is_too_small_for(needed)).map(|(key, _)| key)
     }
 
     /// Returns true if the shares of a namespace allow a further cell of this price. The cells of
@@ -161,23 +231,78 @@ impl Budgets {
         !self.is_on
             || price == Price::FREE
             || namespace.is_empty()
-            || !self.is_unknown(namespace) && self.lacking(cells, namespace, price).is_none()
+            || !self.is_unknown(namespace)
+                && self.spent(namespace).is_none()
+                && self.lacking(cells, namespace, price).is_none()
     }
 }
 
 impl Engine {
     /// Has namespaces keep to budgets, at first to the recorded shares.
-    pub fn keep_budgets(&mut self, recorded: impl IntoIterator<Item = (BudgetKey, Price)>) {
-        let share = |hourly| Share { hourly, figures: None };
+    pub fn keep_budgets(&mut self, recorded: impl IntoIterator<Item = (BudgetKey, RecordedShare)>) {
         self.budgets.is_on = true;
-        self.budgets.shares =
-            recorded.into_iter().map(|(key, hourly)| (key, share(hourly))).collect();
+        let shares = recorded.into_iter().map(|(key, share)| (key, Share::recorded(share)));
+        self.budgets.shares = shares.collect();
     }
 
     /// Sets the figures of a budget. A new budget has no share yet.
-    pub fn set_budget(&mut self, key: &BudgetKey, figures: BudgetFigures) {
-        let new = Share { hourly: Price::FREE, figures: None };
-        self.budgets.shares.entry(key.clone()).or_insert(new).figures = Some(figures);
+    pub fn set_budget(&mut self, key: &BudgetKey, figures: BudgetFigures, now: Now) -> Effects {
+        if let Some(own) = figures.own {
+            self.costs.raise(&self.cells, &key.namespace, own, now);
+        }
+        let none = RecordedShare { hourly: Price::FREE, limits_spending: false };
+        let share = self.budgets.shares.entry(key.clone());
+        let share = share.or_insert_with(|| Share::recorded(none));
+        let was_awaited = std::mem::take(&mut share.awaits_figures);
+        share.figures = Some(figures);
+        let effects = self.count_spending(now);
+        if was_awaited { [effects, self.place_asking(|_| true, now)].concat() } else { effects }
+    }
+
+    /// Compares what cells have cost with the limits of budgets, and ends the cells of budgets that
+    /// demand it.
+    pub fn count_spending(&mut self, now: Now) -> Effects {
+        let keys: Vec<BudgetKey> = self.budgets.shares.keys().cloned().collect();
+        for key in keys {
+            let spent = self.reached(&key, now);
+            let Some(share) = self.budgets.shares.get_mut(&key) else { continue };
+            share.spent = spent;
+            let ends = share.figures.as_ref().is_some_and(|figures| figures.ends_cells);
+            if let Some(spent) = share.spent.clone().filter(|_| ends) {
+                self.end_cells_of(&key.namespace, &spent, now);
+            }
+        }
+        self.handle(Event::Tick, now)
+    }
+
+    /// Returns the limit of a budget that is reached.
+    fn reached(&mut self, key: &BudgetKey, now: Now) -> Option<Spent> {
+        let figures = self.budgets.shares.get(key)?.figures.as_ref()?;
+        let limits = figures.spending_limits;
+        if limits.is_empty() {
+            return None;
+        }
+        let own = self.costs.spending(&self.cells, &key.namespace, now);
+        let all = figures.others.iter().fold(own, |sum, other| sum.plus(*other));
+        let period = limits.reached(all)?;
+        let (limit, spent) = (limits.of(period)?, all.of(period));
+        Some(Spent { budget: key.clone(), period, limit, spent, date: all.date })
+    }
+
+    /// Ends the cells of a namespace that cost something.
+    fn end_cells_of(&mut self, namespace: &str, spent: &Spent, now: Now) {
+        let costs = |cell: &&Cell| {
+            cell.namespace() == namespace
+                && cell.state.end().is_none()
+                && cell.limited_price() > Price::FREE
+        };
+        let ended: Vec<CellId> =
+            self.cells.values().filter(costs).map(|it| it.id.clone()).collect();
+        for id in ended {
+            let refusal = BudgetRefusal::Spent(spent.clone());
+            self.fail(&id, CellError::NoShare(Box::new(refusal)));
+            self.stop(&id, spent.to_string().into(), now);
+        }
     }
 
     /// Removes a budget: its namespace is not limited by it any more.
@@ -243,11 +368,17 @@ impl Engine {
         asking
     }
 
-    /// Returns the needs of all namespaces that have cells or waiting orders.
-    pub fn budget_needs(&mut self) -> Vec<NamespaceNeed> {
+    /// Returns the needs of all namespaces that have cells or waiting orders, or whose cells have
+    /// cost something in this month or in the last one that was reported.
+    pub fn budget_needs(&mut self, now: Now) -> Vec<NamespaceNeed> {
         let mut needs: BTreeMap<String, Vec<OrderNeed>> = BTreeMap::new();
-        for cell in self.cells.values().filter(|cell| !cell.namespace().is_empty()) {
-            needs.entry(cell.namespace().to_owned()).or_default();
+        let of_cells = self.cells.values().map(Cell::namespace).filter(|it| !it.is_empty());
+        let has_reported =
+            |share: &Share| share.figures.as_ref().is_some_and(|figures| figures.own.is_some());
+        let reported = self.budgets.shares.iter().filter(|(_, share)| has_reported(share));
+        let reported = reported.map(|(key, _)| key.namespace.as_str());
+        for namespace in of_cells.chain(self.costs.spenders()).chain(reported) {
+            needs.entry(namespace.to_owned()).or_default();
         }
         for (sandbox, (cheapest, dearest)) in self.take_asking() {
             let Some(order) = self.orders.get(&sandbox) else { continue };
@@ -256,6 +387,7 @@ impl Engine {
         }
         let need = |(namespace, orders): (String, _)| NamespaceNeed {
             held: held(&self.cells, &namespace),
+            spent: self.costs.spending(&self.cells, &namespace, now),
             namespace,
             orders,
         };
@@ -288,6 +420,11 @@ impl Engine {
         let dearest = preferred.iter().map(|it| it.price).max().unwrap_or(Price::FREE);
         let cheapest = ranked.iter().map(|it| it.as_ref().price).min().unwrap_or(Price::FREE);
         let (budgets, cells) = (&mut self.budgets, &self.cells);
+        if let Some(spent) = budgets.spent(&namespace) {
+            let refusal = || Box::new(BudgetRefusal::Spent(spent.clone()));
+            ranked.retain(|it| it.as_ref().price == Price::FREE);
+            return if ranked.is_empty() { Err(refusal()) } else { Ok(Some(ranked)) };
+        }
         if budgets.allows(cells, &namespace, dearest) {
             budgets.asking.remove(sandbox);
             ranked.retain(|it| budgets.allows(cells, &namespace, it.as_ref().price));
@@ -306,7 +443,7 @@ impl Engine {
             let share = budgets.shares.get(budget);
             return Err(Box::new(BudgetRefusal::Exhausted {
                 budget: budget.clone(),
-                figures: share.and_then(|share| share.figures),
+                figures: share.and_then(|share| share.figures.clone()),
                 share: share.map_or(Price::FREE, |share| share.hourly),
                 held: held(cells, &namespace),
                 cheapest,

@@ -64,10 +64,18 @@ fn without_times(mut effects: Effects) -> String {
     for (_, effect) in &mut effects {
         let Effect::Commit { changes, .. } = effect else { continue };
         for change in changes {
-            if let Change::Cell(_, Some(record)) = change {
-                (record.created_unix_nanos, record.token_expires_unix) = (0, 0);
-                record.timeline = None;
-                record.launch.iter_mut().for_each(|launch| launch.tags.clear());
+            match change {
+                Change::Cell(_, Some(record)) => {
+                    (record.created_unix_nanos, record.token_expires_unix) = (0, 0);
+                    record.timeline = None;
+                    record.launch.iter_mut().for_each(|launch| launch.tags.clear());
+                }
+                // The date of a cost is that of the clock.
+                Change::Cost(_, record) => {
+                    let micros = record.micros;
+                    *record = store::NamespaceCost { micros, ..Default::default() };
+                }
+                _ => {}
             }
         }
     }

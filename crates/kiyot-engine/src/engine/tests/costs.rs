@@ -41,7 +41,12 @@ fn cost_counts_from_the_launch_to_the_proven_end() {
         console: String::new(),
     };
     let effects = engine.handle(ended, at(41));
-    let record = store::NamespaceCost { micros: 40_000 };
+    let record = store::NamespaceCost {
+        micros: 40_000,
+        date: "2001-09-09".to_owned(),
+        day_micros: 40_000,
+        month_micros: 40_000,
+    };
     let [changes] = commits(&effects)[..] else { panic!("{effects:?}") };
     assert!(changes.contains(&Change::Cost("default".into(), record)), "{changes:?}");
     assert!(changes.iter().any(|change| matches!(change, Change::Cell(..))), "{changes:?}");
@@ -60,7 +65,7 @@ fn cost_survives_a_restart() {
     let journal = Journal {
         cells: vec![(cell.to_string(), record)],
         sandboxes: vec![sandbox],
-        costs: vec![("default".into(), store::NamespaceCost { micros: 7 })],
+        costs: vec![("default".into(), store::NamespaceCost { micros: 7, ..Default::default() })],
         ..Journal::default()
     };
     let seams = Box::new(Counting::default());

@@ -366,8 +366,9 @@ impl Harness {
                 Change::Order(id, Some(record)) => drop(self.orders.insert(id, *record)),
                 Change::Order(id, None) => drop(self.orders.remove(&id)),
                 Change::Cost(namespace, cost) => {
+                    let micros = cost.micros;
                     let before = self.costs.insert(namespace, cost);
-                    assert!(before.is_none_or(|before| before.micros <= cost.micros));
+                    assert!(before.is_none_or(|before| before.micros <= micros));
                 }
             }
         }

@@ -198,7 +198,8 @@ impl ShareHolder for Node {
         Ok(Vec::new())
     }
 
-    async fn record(&self, _key: &BudgetKey, _uid: &str, share: u64) -> Result<(), String> {
+    async fn record(&self, share: RecordedShare) -> Result<(), String> {
+        let share = share.hourly_micros;
         step().await;
         if self.world().is_disk_full {
             return Err("no space left".to_owned());
@@ -209,6 +210,8 @@ impl ShareHolder for Node {
     }
 
     async fn asked(&self) {}
+
+    fn count_spending(&self) {}
 
     fn wishes(&self) -> BTreeMap<String, Wish> {
         BTreeMap::new()
@@ -265,12 +268,14 @@ impl Daemon {
         let played = node.world().nodes[node.number].clone();
         let order =
             |price: &u64| OrderWish { id: String::new(), cheapest: *price, dearest: *price };
-        let wish = Wish { held: played.held(), orders: played.orders.iter().map(order).collect() };
+        let orders = played.orders.iter().map(order).collect();
+        let wish = Wish { held: played.held(), orders, ..Wish::default() };
         let (node, mut ledger) = (node.clone(), ledger);
         Self::Writing(Box::pin(async move {
             let name = name(node.number);
             let (parts, subject) = ((&node as _, &node as _), (name.as_str(), &key()));
-            let settled = settle(parts, subject, &mut ledger, (&wish, is_patient)).await;
+            let writing = Writing { wish: &wish, is_patient, reports: false };
+            let settled = settle(parts, subject, &mut ledger, writing).await;
             (ledger, settled)
         }))
     }
@@ -438,7 +443,7 @@ fn patch_that_arrives_late_takes_no_share_that_is_used() {
         let expected = if is_first {
             (Settled::Conflict, 0)
         } else {
-            let amounts = Amounts { limit: LIMIT, others: 0, own: Some(LIMIT) };
+            let amounts = Amounts { limit: Some(LIMIT), own: Some(LIMIT), ..Amounts::default() };
             (Settled::Done(amounts), LIMIT)
         };
         let world = node.world();
