@@ -46,7 +46,7 @@ cell-image:
 	@scripts/setup vm
 	@scripts/cell-image target/cell-image
 
-# Runs the unit tests of the crates that differ from main, without the simulated days.
+# Checks the tree, and runs the unit tests of the crates that differ from main, without the simulated days.
 quick: export CARGO_INCREMENTAL = 1
 quick:
 	@scripts/quick

@@ -6,6 +6,8 @@
 mod api_calls;
 mod byte_counter;
 mod cri_calls;
+#[cfg(test)]
+mod dashboards;
 pub mod definition;
 mod definitions;
 mod document;

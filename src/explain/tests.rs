@@ -22,6 +22,7 @@ use serde_json::json;
 use super::*;
 
 mod admission;
+mod examples;
 mod hostile;
 mod variables;
 

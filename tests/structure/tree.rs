@@ -10,7 +10,7 @@ const SKIPPED: [&str; 3] = ["target", "artifacts", "corpus"];
 
 /// Returns the repository's root.
 pub(crate) fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
 /// Reads a file, by its path from the root.

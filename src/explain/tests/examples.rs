@@ -1,29 +1,41 @@
 //! The files of `examples/`.
 
-use kiyot::annotations;
+use std::fs;
+
 use kiyot_config::{self as config, HostAccessPolicy, Privileged};
 use kiyot_engine::request::{LaunchType, keys::TARGET_RUNTIME};
 use kiyot_manifest as manifest;
 
-use crate::tree;
+use crate::annotations;
+
+/// Returns the files of the folder whose names end like this.
+fn files(ending: &str) -> impl Iterator<Item = String> {
+    let files = fs::read_dir("examples").unwrap().map(|file| file.unwrap().path());
+    let files = files.map(|path| path.into_os_string().into_string().unwrap());
+    files.filter(move |name| name.ends_with(ending))
+}
+
+fn text(name: &str) -> String {
+    fs::read_to_string(name).unwrap()
+}
 
 fn config(name: &str) -> config::Config {
-    config::parse(name, &tree::text(name), []).unwrap_or_else(|problems| panic!("{problems}"))
+    config::parse(name, &text(name), []).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
 fn pod(name: &str) -> manifest::Pod {
-    let file = manifest::File { name: name.to_owned(), text: tree::text(name) };
+    let file = manifest::File { name: name.to_owned(), text: text(name) };
     manifest::parse_files(&[file]).unwrap_or_else(|problems| panic!("{problems}")).pods.remove(0)
 }
 
 /// Verifies T2.
 #[test]
 fn examples_are_valid() {
-    for file in tree::files("examples", ".toml") {
-        config(file.to_str().unwrap());
+    for file in files(".toml") {
+        config(&file);
     }
-    for file in tree::files("examples", ".yaml") {
-        let pod = pod(file.to_str().unwrap());
+    for file in files(".yaml") {
+        let pod = pod(&file);
         annotations::parse(&pod.metadata.annotations)
             .unwrap_or_else(|problems| panic!("{problems}"));
     }
