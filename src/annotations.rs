@@ -85,6 +85,7 @@ pub fn parse<'a>(
         cloud_routes: field(CLOUD_ROUTE).and_then(cloud_routes).unwrap_or_default(),
         provider: field(PROVIDER).and_then(provider),
         isolation: field(ISOLATION).and_then(isolation),
+        rule: None,
     };
     for (key, meant) in misspelt {
         // A key within a few letters of a known one is short.

@@ -5,6 +5,7 @@ use std::{fmt, sync::Arc, time::Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
+use kiyot_engine::request::RuleProviders;
 use tonic::Status;
 
 pub mod cri;
@@ -139,6 +140,15 @@ pub trait DecodedBackend: fmt::Debug + Send + Sync + 'static {
         &self,
         method: Method,
         message: Bytes,
+        deadline: Option<Instant>,
+    ) -> Result<Bytes, Status>;
+
+    /// Answers [`Self::call`] of `RunPodSandbox` for a pod whose routing rule bounds the providers
+    /// of its cell.
+    async fn run_by_rule(
+        &self,
+        message: Bytes,
+        rule: RuleProviders,
         deadline: Option<Instant>,
     ) -> Result<Bytes, Status>;
 }

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 use kiyot_config::{BackendConfig, Config, MilpaBackend, ProviderKind};
 use kiyot_engine::{
     placement::{self, Candidate, Catalogue, Needs, Refusals, Requested, root_volume},
-    request::{CellRequest, HealthyTimeout, InstanceType, keys::KEYS},
+    request::{CellRequest, HealthyTimeout, InstanceType, RuleProviders, keys::KEYS},
 };
 use kiyot_manifest::{Manifest, Node, Pod, Volume};
 use kiyot_proto::{cri, text::counted};
@@ -266,7 +266,12 @@ fn why(decision: &Decision<'_>, pod: &Pod) -> String {
             "it declares the runtime handler {}",
             pod.runtime_class.as_deref().unwrap_or_default()
         ),
-        Reason::Rule(name) => format!("rule {name} matches first"),
+        Reason::Rule(name) => match decision.providers() {
+            None => format!("rule {name} matches first"),
+            Some(providers) => {
+                format!("rule {name} matches first, with providers {}", providers.names())
+            }
+        },
         Reason::Default => "no rule matches; this is routing.default".into(),
         Reason::ForeignHandler => format!(
             "cells do not have the runtime handler {}, and no rule with this runtime_handler \
@@ -292,6 +297,8 @@ struct Target<'a> {
     milpa: &'a MilpaBackend,
     prices: Prices<'a>,
     provider: ProviderKind,
+    /// The providers that the pod's routing rule allows.
+    rule: Option<&'a RuleProviders>,
     /// The state of the provider in a running daemon.
     live: Option<&'a Live>,
 }
@@ -335,9 +342,11 @@ fn explain_cell(
         Prices::Live(backends) => backends.get(decision.backend),
         Prices::BuiltIn | Prices::Catalogue(_) => None,
     };
+    let rule = decision.providers();
     let explained = milpa.providers.iter().zip(&all_rules).map(|(provider, rules)| {
         let live = live.and_then(|live| live.providers.get(provider.name()));
-        let target = Target { config, milpa, prices, provider: *provider, live };
+        let (provider, rule) = (*provider, rule.as_ref());
+        let target = Target { config, milpa, prices, provider, rule, live };
         let mut own = Lines::default();
         let ranked = explain_in(&mut own, &target, rules, pod, node, &sandbox);
         (provider.name(), own, ranked)
@@ -358,12 +367,13 @@ fn explain_in(
     node: &Node,
     sandbox: &cri::PodSandboxConfig,
 ) -> Vec<Candidate> {
-    let Target { config, milpa, prices, provider, live } = *target;
+    let Target { config, milpa, prices, provider, rule, live } = *target;
     let (policy_rules, mut ranked) = (rules, Vec::new());
     let api = config.kubernetes.reads_requests().then(|| requests_of(pod));
     let check_gpus = |request: &CellRequest| policy::check_gpus(request, api.as_ref());
     match annotations::parse(&pod.metadata.annotations) {
         Ok(request) => {
+            let request = CellRequest { rule: rule.cloned(), ..request };
             let rules = placement::Rules::of(milpa, provider);
             let of_cri = Requested::of_sandbox(sandbox);
             let requested = api.as_ref().map_or(of_cri, |api| of_cri.with_api(api));
@@ -539,6 +549,7 @@ fn has_wishes_for_instances(request: &CellRequest) -> bool {
         architecture: request.architecture,
         provider: request.provider,
         isolation: request.isolation,
+        rule: request.rule.clone(),
         ..CellRequest::default()
     };
     *request != none

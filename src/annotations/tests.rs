@@ -1,14 +1,19 @@
 use std::{collections::BTreeMap, time::Duration};
 
-use kiyot_config::ProviderKind;
+use kiyot_config::{ProviderKind, Rule};
 use kiyot_engine::request::{
-    Architecture, GpuRequest, HealthyTimeout, InstanceType, Isolation, LaunchType,
+    Architecture, GpuRequest, HealthyTimeout, InstanceType, Isolation, LaunchType, RuleProviders,
     keys::TARGET_RUNTIME,
 };
 use kiyot_values::price::Price;
-use proptest::{prelude::*, sample::select};
+use proptest::{
+    prelude::*,
+    sample::{select, subsequence},
+};
 
 use super::*;
+
+const PROVIDERS: [ProviderKind; 3] = [ProviderKind::Netns, ProviderKind::Qemu, ProviderKind::Ec2];
 
 fn annotations(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
@@ -67,6 +72,7 @@ fn every_annotation_is_read() {
             .into(),
         provider: Some(ProviderKind::Ec2),
         isolation: Some(Isolation::Machine),
+        rule: None,
     };
     assert_eq!(read, Ok(expected));
 }
@@ -257,7 +263,7 @@ proptest! {
         one in "[a-z0-9]{1,8}",
         other in "[a-z0-9]{1,8}",
     ) {
-        let identity_of = |pairs: &[(&str, &str)]| identity(&annotations(pairs));
+        let identity_of = |pairs: &[(&str, &str)]| identity(&annotations(pairs), None);
         prop_assert_ne!(identity_of(&[]), identity_of(&[(key, &one)]));
         prop_assert_eq!(
             identity_of(&[(key, &one)]) == identity_of(&[(key, &other)]),
@@ -265,6 +271,23 @@ proptest! {
         );
         let more = [(key, &*one), ("pod.elotl.co/foo", &*other), (TARGET_RUNTIME, "kiyot")];
         prop_assert_eq!(identity_of(&[(key, &one)]), identity_of(&more));
+    }
+
+    /// Verifies A37.
+    #[test]
+    fn identity_covers_the_providers_of_a_rule_and_not_its_name(
+        one in subsequence(&PROVIDERS[..], 0..=3),
+        other in subsequence(&PROVIDERS[..], 0..=3),
+    ) {
+        let of = |name: &str, providers: &[ProviderKind]| {
+            let (name, providers) = (name.to_owned(), providers.to_vec());
+            let rule = RuleProviders::of(&Rule { name, providers, ..Rule::default() });
+            identity(&annotations(&[]), rule.as_ref())
+        };
+        let turned: Vec<_> = one.iter().rev().copied().collect();
+        prop_assert_eq!(of("a", &one), of("b", &turned));
+        prop_assert_eq!(of("a", &one) == of("a", &other), one == other);
+        prop_assert_eq!(of("a", &[]), identity(&annotations(&[]), None));
     }
 
     #[test]

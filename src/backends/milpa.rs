@@ -20,7 +20,7 @@ use kiyot_engine::{
     id::PREFIX,
     placement,
     provider::{Owner, Provider, TagRules},
-    request::Architecture,
+    request::{Architecture, RuleProviders},
 };
 use kiyot_link::clock::Clock;
 use kiyot_local::{self as local, PauseImage, netns, qemu};
@@ -517,5 +517,14 @@ impl DecodedBackend for Answers {
         deadline: Option<Instant>,
     ) -> Result<Bytes, Status> {
         self.0.call(method, message, deadline).await
+    }
+
+    async fn run_by_rule(
+        &self,
+        message: Bytes,
+        rule: RuleProviders,
+        deadline: Option<Instant>,
+    ) -> Result<Bytes, Status> {
+        self.0.run_by_rule(&message, rule, deadline).await
     }
 }

@@ -49,7 +49,13 @@ pub(super) fn of(path: &Path, config: &Config) -> String {
         };
     }
     for rule in &config.routing.rules {
-        let _ = writeln!(text, "  rule {}: to {}", rule.name, rule.backend);
+        let providers: Vec<_> = rule.providers.iter().map(|it| it.name()).collect();
+        let cells = if providers.is_empty() {
+            String::new()
+        } else {
+            format!(", in cells of {}", providers.join(" or "))
+        };
+        let _ = writeln!(text, "  rule {}: to {}{cells}", rule.name, rule.backend);
     }
     let _ = writeln!(text, "  other pods: to {}", config.routing.default);
     text

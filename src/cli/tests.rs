@@ -171,6 +171,38 @@ fn examples_are_explained() {
     }
 }
 
+/// Verifies A37.
+#[test]
+fn providers_of_a_rule_are_shown_and_honoured() {
+    let text = "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n\
+                providers = [\"netns\", \"ec2\"]\ncluster = \"test\"\n\
+                [backends.milpa.gateway]\nlisten = \"10.0.0.5:7700\"\n\
+                [backends.milpa.ec2]\nregion = \"us-east-1\"\nsubnets = [\"subnet-1\"]\n\
+                security_groups = [\"sg-1\"]\nimage = { id = \"ami-1\" }\n\
+                [[routing.rule]]\nname = \"batch\"\nnamespace = [\"*\"]\nbackend = \"milpa\"\n\
+                providers = [\"ec2\"]\n";
+    let config = config::parse("config", text, []).unwrap();
+    let summary = summary::of(Path::new("config"), &config);
+    assert!(summary.contains("rule batch: to milpa, in cells of ec2\n"), "{summary}");
+    let (explanation, fine) = explained(text, &pod("", ""));
+    assert!(fine, "{explanation}");
+    for line in [
+        "goes to milpa: rule batch matches first, with providers \"ec2\"",
+        "with netns: refused: the routing rule \"batch\" allows \"ec2\"",
+        "ranking of all providers: t3a.micro (On-Demand)",
+    ] {
+        assert!(explanation.contains(line), "{explanation}");
+    }
+    let (explanation, fine) = explained(text, &pod("pod.elotl.co/provider: netns", ""));
+    let both = "\n  refused: pod.elotl.co/provider asks for \"netns\", and the routing rule \
+                \"batch\" allows \"ec2\"";
+    assert!(!fine && explanation.contains(both), "{explanation}");
+    // The annotation that sends a pod to cells wins over all rules.
+    let own = "kubernetes.io/target-runtime: kiyot, pod.elotl.co/provider: netns";
+    let (explanation, fine) = explained(text, &pod(own, ""));
+    assert!(fine && explanation.contains("ranking of all providers: netns"), "{explanation}");
+}
+
 /// Verifies C7.
 #[test]
 fn every_reason_is_explained() {

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use bytes::Bytes;
+use kiyot_engine::request::RuleProviders;
 use tokio::{runtime::Handle, time::timeout_at};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::Status;
@@ -28,6 +29,19 @@ pub(super) async fn answer(
         }
     }?;
     bounded(answer)
+}
+
+/// Answers `RunPodSandbox` of a pod whose rule bounds the providers of its cell.
+pub(super) async fn run_by_rule(
+    main: &Handle,
+    decoded: &Arc<dyn DecodedBackend>,
+    message: Bytes,
+    rule: RuleProviders,
+    deadline: Option<Instant>,
+) -> Result<Bytes, Status> {
+    let decoded = decoded.clone();
+    let call = async move { decoded.run_by_rule(message, rule, deadline).await };
+    bounded(on_main(main, Method::RunPodSandbox, deadline, call).await?)
 }
 
 /// Returns a backend's part of `ListPodSandboxMetrics`, by the descriptors of the node.

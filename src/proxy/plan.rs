@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kiyot_config::Routing;
+use kiyot_engine::request::RuleProviders;
 use tonic::Status;
 use tracing::Span;
 
@@ -29,6 +30,8 @@ pub(super) enum Plan<'a> {
     FindRuntime(String),
     /// Answered by a decoded backend.
     Decoded(&'a Arc<dyn DecodedBackend>),
+    /// `RunPodSandbox` of a pod whose rule bounds its providers, answered by a decoded backend.
+    RunByRule(&'a Arc<dyn DecodedBackend>, RuleProviders),
     /// Forwarded to the node backend with this message instead.
     NodeInstead(Bytes),
     /// A list of all backends.
@@ -56,6 +59,7 @@ impl Plan<'_> {
             Self::ForwardAndLearn(_) => "forward_and_learn",
             Self::FindRuntime(_) => "find_runtime",
             Self::Decoded(_) => "decoded",
+            Self::RunByRule(..) => "run_by_rule",
             Self::NodeInstead(_) => "node_instead",
             Self::List => "list",
             Self::Metrics => "metrics",
@@ -77,7 +81,9 @@ impl Plan<'_> {
             Self::Forward(upstream) => label(registry.index_of_upstream(upstream)),
             Self::ForwardAndLearn(index) => label(*index),
             Self::NodeInstead(_) | Self::Status | Self::NodeImage(_) => FIRST_BACKEND,
-            Self::Decoded(backend) => label(registry.index_of_decoded(backend)),
+            Self::Decoded(backend) | Self::RunByRule(backend, _) => {
+                label(registry.index_of_decoded(backend))
+            }
             Self::FindRuntime(_) | Self::List | Self::Metrics | Self::Events => BACKEND_ALL,
             Self::Respond(_) | Self::Refuse(_) => BACKEND_KIYOT,
         }
@@ -241,7 +247,10 @@ fn for_sandbox<'a>(
                 "{method} is unsupported for pods in cells: the pod is routed to {backend:?}; \
                  allowed: a pod of a container runtime"
             ))),
-            None => Plan::Decoded(decoded),
+            None => match decision.providers() {
+                None => Plan::Decoded(decoded),
+                Some(providers) => Plan::RunByRule(decoded, providers),
+            },
             Some(reason) => {
                 let node = registry.node_name();
                 tracing::info!(

@@ -1,6 +1,7 @@
 //! Routing of pod sandboxes to backends. Pure.
 
 use kiyot_config::{Routing, Rule};
+use kiyot_engine::request::RuleProviders;
 use kiyot_values::glob;
 
 use super::peek::{Malformed, Pod};
@@ -78,6 +79,23 @@ pub struct Decision<'a> {
     pub backend: &'a str,
     /// The reason.
     pub reason: Reason<'a>,
+    /// The rule that decided; `None` if no rule did.
+    pub rule: Option<&'a Rule>,
+}
+
+impl<'a> Decision<'a> {
+    fn new(backend: &'a str, reason: Reason<'a>) -> Self {
+        Self { backend, reason, rule: None }
+    }
+
+    fn by(rule: &'a Rule) -> Self {
+        Self { backend: &rule.backend, reason: Reason::Rule(&rule.name), rule: Some(rule) }
+    }
+
+    /// Returns the providers of the pod's cell by the rule; `None` for all.
+    pub fn providers(&self) -> Option<RuleProviders> {
+        self.rule.and_then(RuleProviders::of)
+    }
 }
 
 /// Decides which backend runs a pod. `declared` has the declarations of each backend, `node` is the
@@ -97,7 +115,7 @@ pub fn decide<'a>(
 ) -> Result<Decision<'a>, RoutingError> {
     match evaluate(pod, declared, routing, node) {
         Ok(decision) => decision,
-        Err(Malformed) => Ok(Decision { backend: node.as_str(), reason: Reason::Malformed }),
+        Err(Malformed) => Ok(Decision::new(node.as_str(), Reason::Malformed)),
     }
 }
 
@@ -130,12 +148,12 @@ fn evaluate<'a>(
                 let to_backend = |rule: &&Rule| rule.backend == backend && names_handler(rule);
                 for rule in routing.rules.iter().filter(to_backend) {
                     if matches(rule, pod)? {
-                        return Ok(Ok(Decision { backend, reason: Reason::Rule(&rule.name) }));
+                        return Ok(Ok(Decision::by(rule)));
                     }
                 }
                 return Ok(Err(contradiction(value, backend)));
             }
-            return Ok(Ok(Decision { backend, reason: Reason::TargetRuntime }));
+            return Ok(Ok(Decision::new(backend, Reason::TargetRuntime)));
         }
         // A rule declares the value that it names.
         let of_rules =
@@ -152,7 +170,7 @@ fn evaluate<'a>(
         }
     }
     if let Some((name, _)) = of_handler {
-        return Ok(Ok(Decision { backend: name.as_str(), reason: Reason::RuntimeHandler }));
+        return Ok(Ok(Decision::new(name.as_str(), Reason::RuntimeHandler)));
     }
     let mut skipped = false;
     for rule in &routing.rules {
@@ -160,7 +178,7 @@ fn evaluate<'a>(
             continue;
         }
         if names_handler(rule) || !is_foreign_to(&rule.backend) {
-            return Ok(Ok(Decision { backend: &rule.backend, reason: Reason::Rule(&rule.name) }));
+            return Ok(Ok(Decision::by(rule)));
         }
         if let Some(value) = rule.annotation.get(TARGET_RUNTIME) {
             return Ok(Err(contradiction(value, &rule.backend)));
@@ -173,7 +191,7 @@ fn evaluate<'a>(
         (routing.default.as_str(), skipped)
     };
     let reason = if skipped { Reason::ForeignHandler } else { Reason::Default };
-    Ok(Ok(Decision { backend, reason }))
+    Ok(Ok(Decision::new(backend, reason)))
 }
 
 /// Returns whether all conditions of a rule match a pod.

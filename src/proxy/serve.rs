@@ -22,7 +22,7 @@ use super::{
     trace_context,
 };
 use crate::{
-    backends::{DecodedBackend, Method, cri::MAX_MESSAGE_BYTES},
+    backends::{Method, cri::MAX_MESSAGE_BYTES},
     metrics::FIRST_BACKEND,
 };
 
@@ -142,7 +142,16 @@ async fn serve_in(
         _ if !is_only => call.caller.send_status(&Status::internal(format!(
             "{method}: the request has more than one message; allowed is one"
         ))),
-        Plan::Decoded(backend) => Box::pin(call_decoded(call, backend, method, message)).await,
+        Plan::Decoded(backend) => {
+            let answer =
+                decoded::answer(&server.main, backend, method, message, call.deadline.instant());
+            Box::pin(send_answer(call, answer)).await;
+        }
+        Plan::RunByRule(backend, rule) => {
+            let answer =
+                decoded::run_by_rule(&server.main, backend, message, rule, call.deadline.instant());
+            Box::pin(send_answer(call, answer)).await;
+        }
         Plan::ForwardAndLearn(index) => {
             Box::pin(fan_out::forward_and_learn(call, method, index, message)).await
         }
@@ -185,14 +194,7 @@ fn refuse_compressed(caller: Caller, method: Method) {
     );
 }
 
-async fn call_decoded(
-    mut call: Call<'_>,
-    backend: &Arc<dyn DecodedBackend>,
-    method: Method,
-    message: Bytes,
-) {
-    let Call { server, deadline, .. } = call;
-    let answer = decoded::answer(&server.main, backend, method, message, deadline.instant());
+async fn send_answer(mut call: Call<'_>, answer: impl Future<Output = Result<Bytes, Status>>) {
     match call.caller.wait(answer).await {
         Ok(Ok(message)) => call.caller.send_message(message).await,
         Ok(Err(status)) => call.caller.send_status(&status),

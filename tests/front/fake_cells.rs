@@ -13,6 +13,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{StreamExt, stream::BoxStream};
 use kiyot::backends::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, Method};
+use kiyot_engine::request::RuleProviders;
 use kiyot_proto::cri;
 use prost::Message;
 use tokio::sync::mpsc;
@@ -103,6 +104,16 @@ impl DecodedBackend for FakeCells {
         let pod_sandbox_id = format!("milpa by {}", String::from_utf8_lossy(&descriptors));
         let pod_metrics = vec![cri::PodSandboxMetrics { pod_sandbox_id, ..Default::default() }];
         cri::ListPodSandboxMetricsResponse { pod_metrics }.encode_to_vec().into()
+    }
+
+    /// Answers with the rule.
+    async fn run_by_rule(
+        &self,
+        _: Bytes,
+        rule: RuleProviders,
+        _: Option<Instant>,
+    ) -> Result<Bytes, Status> {
+        Ok(rule.to_string().into())
     }
 
     /// Answers `cells: <method>`, unless the id requests another behaviour.

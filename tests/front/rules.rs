@@ -1,7 +1,7 @@
 //! Routing rules: each condition by itself, and precedence.
 
 use kiyot::backends::Method;
-use kiyot_config::{Routing, Rule};
+use kiyot_config::{ProviderKind, Routing, Rule, Server};
 use kiyot_proto::cri;
 use prost::Message;
 use tonic::Code;
@@ -227,4 +227,34 @@ async fn rules_apply_after_the_request_of_a_pod_and_before_the_default() {
         "{}",
         refused.message()
     );
+}
+
+/// Verifies A37, R4.
+#[tokio::test(flavor = "multi_thread")]
+async fn providers_of_a_rule_reach_the_cells_until_a_reload_changes_them() {
+    let routing = |providers: &[ProviderKind]| Routing {
+        default: "containerd".into(),
+        rules: vec![Rule {
+            name: "go".into(),
+            namespace: vec!["a".into()],
+            backend: "cells".into(),
+            providers: providers.to_vec(),
+            ..Rule::default()
+        }],
+    };
+    let setup = Setup { routing: routing(&[ProviderKind::Ec2]), ..Setup::default() };
+    let server = setup.start();
+    let caller = server.caller().await;
+    for (providers, answer) in [
+        (&[ProviderKind::Ec2][..], "routing rule \"go\" allows \"ec2\""),
+        (
+            &[ProviderKind::Netns, ProviderKind::Ec2],
+            "routing rule \"go\" allows \"netns\" or \"ec2\"",
+        ),
+        (&[], "cells: RunPodSandbox"),
+    ] {
+        server.running.settings.replace(&Server::default(), routing(providers));
+        let answered = caller.call(Method::RunPodSandbox, &pod().encoded()).await;
+        assert_eq!(answered.ok(), answer.as_bytes());
+    }
 }

@@ -3,7 +3,9 @@
 use std::fs;
 
 use kiyot_testcloud::Outage;
-use kiyot_testkit::{Kiyot, KiyotOptions, Kubelet, LIMIT, Provider, RunningPod, wait_until};
+use kiyot_testkit::{
+    Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Pod, Provider, RunningPod, wait_until,
+};
 use tokio::time::timeout;
 
 use super::{LOCAL_LIMIT, WAIT, World, pod, run};
@@ -112,4 +114,39 @@ async fn pod_chooses_its_provider_and_one_without_an_answer_stops_no_other() {
     assert_eq!(kiyot.cells().len(), 1);
     kubelet.stop_and_remove(&beside).await.unwrap();
     world.faults().clear();
+}
+
+/// Verifies A37.
+#[tokio::test]
+async fn rule_chooses_the_provider_until_a_reload() {
+    const RULE: &str = "providers = [\"ec2\"]";
+    let world = World::start().await;
+    let mut options = options(&world);
+    options.sections.push_str(&format!(
+        "[[routing.rule]]\nname = \"batch\"\nlabel = {{ tier = \"batch\" }}\n\
+         backend = \"milpa\"\n{RULE}\n"
+    ));
+    let (kiyot, mut kubelet) = world.daemon(options).await;
+    let batch = |name: &str| {
+        let pod = Pod::new(name).label("tier", "batch");
+        pod.container(Container::script("main", WAIT))
+    };
+    let first = kubelet.run_pod(&batch("first")).await.unwrap();
+    assert_eq!(cells(&world, &kiyot), (0, 1), "the node has room");
+    let contradiction = batch("contradiction").annotation("pod.elotl.co/provider", "netns");
+    let refused = kubelet.run_pod(&contradiction).await.unwrap_err();
+    let both = "pod.elotl.co/provider asks for \"netns\", and the routing rule \"batch\" allows \
+                \"ec2\"";
+    assert!(refused.message().contains(both), "{refused}");
+    // A provider that does not run leaves the old rules.
+    kiyot.reload(RULE, "providers = [\"qemu\"]").await;
+    assert!(kiyot.log().contains("is no provider of backend \"milpa\""), "{}", kiyot.log());
+    let second = kubelet.run_pod(&batch("second")).await.unwrap();
+    assert_eq!(cells(&world, &kiyot), (0, 2));
+    kiyot.reload("providers = [\"qemu\"]", "providers = [\"netns\"]").await;
+    let third = kubelet.run_pod(&batch("third")).await.unwrap();
+    assert_eq!(cells(&world, &kiyot), (1, 2), "the cells of running pods stay");
+    for running in [&first, &second, &third] {
+        kubelet.stop_and_remove(running).await.unwrap();
+    }
 }

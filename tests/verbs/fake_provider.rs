@@ -164,7 +164,7 @@ fn instance(cell: &CellId, running: bool) -> Instance {
 impl Provider for FakeProvider {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            provider: "fake",
+            provider: "qemu",
             own_kernel: true,
             own_users: true,
             own_devices: true,

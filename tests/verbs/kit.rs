@@ -7,8 +7,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use kiyot_config::{HostPath, ImageSource, Policy};
-use kiyot_engine::provider::Owner;
+use kiyot_config::{HostPath, ImageSource, Policy, ProviderKind, Rule};
+use kiyot_engine::{provider::Owner, request::RuleProviders};
 use kiyot_local::PauseImage;
 
 use kiyot::{
@@ -142,6 +142,19 @@ impl Fixture {
         let answer =
             self.daemon.cri.call(method, request.encode_to_vec().into(), Some(deadline)).await?;
         Ok(A::decode(answer).unwrap())
+    }
+
+    /// Runs a pod that a rule of this name sends to cells of these providers.
+    pub(crate) async fn run_by_rule(
+        &self,
+        request: cri::RunPodSandboxRequest,
+        (name, providers): (&str, &[ProviderKind]),
+    ) -> Result<cri::RunPodSandboxResponse, Status> {
+        let (name, providers) = (name.to_owned(), providers.to_vec());
+        let rule = RuleProviders::of(&Rule { name, providers, ..Rule::default() }).unwrap();
+        let deadline = Some(Instant::now() + LIMIT);
+        let ran = self.daemon.cri.run_by_rule(&request.encode_to_vec(), rule, deadline).await?;
+        Ok(cri::RunPodSandboxResponse::decode(ran).unwrap())
     }
 
     pub(crate) async fn list_metrics(

@@ -6,7 +6,8 @@ use std::{
 };
 
 use kiyot::backends::Method;
-use kiyot_engine::request::keys::INSTANCE_TYPE;
+use kiyot_config::ProviderKind;
+use kiyot_engine::request::keys::{INSTANCE_TYPE, PROVIDER};
 use kiyot_proto::{
     cell::{self, event::Event},
     cri,
@@ -103,6 +104,45 @@ async fn changed_annotation_replaces_a_launch_and_no_running_sandbox() {
     assert_eq!((kiyot.provider.launched(), kiyot.provider.most()), (2, 1));
     // The machine of a running sandbox is fixed.
     assert_eq!(run(&request).await.unwrap(), second);
+    assert_eq!(kiyot.provider.launched(), 2);
+}
+
+/// Verifies A37.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changed_rule_replaces_a_launch_and_no_running_sandbox() {
+    const NODE: (&str, &[ProviderKind]) = ("batch", &[ProviderKind::Qemu]);
+    const CLOUD: (&str, &[ProviderKind]) = ("batch", &[ProviderKind::Ec2]);
+    let kiyot = Fixture::start().await;
+    kiyot.provider.hold_launches();
+    let request = kiyot.sandbox_request("web");
+    let first = async {
+        let outcome = kiyot.run_by_rule(request.clone(), NODE).await;
+        kiyot.provider.gate.add_permits(10);
+        outcome
+    };
+    let second = async {
+        wait_for("the launch is pending", || !kiyot.daemon.cells.all().is_empty()).await;
+        kiyot.call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request.clone()).await
+    };
+    let (first, second) = tokio::join!(first, second);
+    let (first, second) = (first.unwrap_err(), second.unwrap());
+    assert!(first.message().contains("its pod was changed"), "{first}");
+    assert_eq!((kiyot.provider.launched(), kiyot.provider.most()), (2, 1));
+    // The cell of a running sandbox stays.
+    assert_eq!(kiyot.run_by_rule(request.clone(), NODE).await.unwrap(), second);
+    let mut other = kiyot.sandbox_request("other");
+    let refused = kiyot.run_by_rule(other.clone(), CLOUD).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    let excluded = "no provider has a cell for the pod: qemu: the routing rule \"batch\" allows \
+                    \"ec2\"";
+    assert_eq!(refused.message(), excluded);
+    let annotations = &mut other.config.as_mut().unwrap().annotations;
+    annotations.insert(PROVIDER.to_owned(), "netns".to_owned());
+    let refused = kiyot.run_by_rule(other, CLOUD).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    let both = "pod.elotl.co/provider asks for \"netns\", and the routing rule \"batch\" allows \
+                \"ec2\"";
+    assert_eq!(refused.message(), both);
     assert_eq!(kiyot.provider.launched(), 2);
 }
 

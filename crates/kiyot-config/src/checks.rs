@@ -7,7 +7,9 @@ use std::{
 
 use kiyot_values::problems::{Problem, Report};
 
-use super::{BackendConfig, Config, MilpaBackend, ProviderKind, read::SOCKET_PATH_BYTES, sockets};
+use super::{
+    BackendConfig, Config, MilpaBackend, ProviderKind, Rule, read::SOCKET_PATH_BYTES, sockets,
+};
 
 /// Path of the gateway's socket in a state directory.
 const GATEWAY_SOCKET: &str = "/gateway.sock";
@@ -177,8 +179,36 @@ fn check_routing(config: &Config, report: &Report) {
         if !rule.has_condition() {
             let rule = "has no condition; allowed: one or more of annotation, label, namespace, \
                         runtime_handler, daemonset, static (for all pods there is routing.default)";
+            report.add(Problem::new(&at, rule));
+        }
+        check_rule_providers(config, &format!("{at}.providers"), rule, report);
+    }
+}
+
+/// Reports providers of a rule that its backend does not have.
+fn check_rule_providers(config: &Config, at: &str, rule: &Rule, report: &Report) {
+    let Rule { name, backend, providers, .. } = rule;
+    match config.backends.get(backend) {
+        Some(BackendConfig::Milpa(milpa)) => {
+            let allowed: Vec<_> =
+                milpa.providers.iter().map(|it| format!("{:?}", it.name())).collect();
+            for absent in rule.absent_providers(&config.backends) {
+                let rule = format!(
+                    "is no provider of backend {backend:?}, to which rule {name:?} leads; allowed: \
+                     {}",
+                    allowed.join(", ")
+                );
+                report.add(Problem::with_value(at, format!("{:?}", absent.name()), rule));
+            }
+        }
+        Some(BackendConfig::Cri(_)) if !providers.is_empty() => {
+            let rule = format!(
+                "is for cells, and rule {name:?} leads to backend {backend:?} on the node; \
+                 allowed: with a backend of type \"milpa\""
+            );
             report.add(Problem::new(at, rule));
         }
+        Some(BackendConfig::Cri(_)) | None => {}
     }
 }
 

@@ -178,7 +178,7 @@ fn routing(old: &Routing, new: &Routing, live: &mut Vec<Change>) {
 
 impl Config {
     /// Returns this configuration with the changes of `new` that a reload applies. Fails without a
-    /// change if the new rules name a backend that does not run.
+    /// change if the new rules name a backend or a provider that does not run.
     pub fn reloaded(&self, new: &Self, name: &str) -> Result<Self, Problems> {
         let report = Report::default();
         let runs = |backend: &String| match (self.backends.get(backend), new.backends.get(backend))
@@ -200,6 +200,15 @@ impl Config {
                 format!("{backend:?}"),
                 "no backend of this name and type runs now; a restart would start it",
             ));
+        }
+        for rule in &new.routing.rules {
+            for absent in rule.absent_providers(&self.backends) {
+                report.add(Problem::with_value(
+                    format!("routing.rule {:?}.providers", rule.name),
+                    format!("{:?}", absent.name()),
+                    "no provider of this name runs now; a restart would start it",
+                ));
+            }
         }
         let mut config = self.clone();
         config.routing.clone_from(&new.routing);
@@ -331,6 +340,21 @@ mod tests {
         );
         assert_eq!(diff.restart, []);
         assert_eq!(config("").reloaded(&new, "test"), Ok(new));
+    }
+
+    /// Verifies A37.
+    #[test]
+    fn rule_of_a_provider_that_does_not_run_fails_the_reload() {
+        let old = config("");
+        let with = |provider: &str| {
+            let rule = rules(&[("a", "milpa")]) + &format!("providers = [{provider:?}]\n");
+            parse("test", &format!("{rule}{BACKENDS}provider = {provider:?}\n"), []).unwrap()
+        };
+        let problems = old.reloaded(&with("qemu"), "test").unwrap_err().to_string();
+        let problem = "routing.rule \"a\".providers = \"qemu\": no provider of this name runs now";
+        assert!(problems.contains(problem), "{problems}");
+        let new = with("netns");
+        assert_eq!(old.reloaded(&new, "test"), Ok(new));
     }
 
     #[test]

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use kiyot_values::problems::Table;
+use kiyot_values::problems::{Field, Problem, Report, Table};
+
+use super::{BackendConfig, ProviderKind, milpa::PROVIDERS};
 
 const DEFAULT: &str = "containerd";
 
@@ -35,6 +37,8 @@ pub struct Rule {
     pub static_pod: Option<bool>,
     /// Backend of matching pods.
     pub backend: String,
+    /// Providers of the cells of matching pods. Empty for all.
+    pub providers: Vec<ProviderKind>,
 }
 
 impl Default for Routing {
@@ -77,9 +81,26 @@ impl Rule {
                 .need("backend", "the name of a backend")
                 .and_then(|field| field.text())
                 .unwrap_or_default(),
+            providers: table
+                .take("providers")
+                .map(|field| providers(field, table.report()))
+                .unwrap_or_default(),
         };
         table.finish();
         rule
+    }
+
+    /// Returns the providers that its backend lacks.
+    pub(super) fn absent_providers(
+        &self,
+        backends: &BTreeMap<String, BackendConfig>,
+    ) -> impl Iterator<Item = ProviderKind> {
+        let milpa = match backends.get(&self.backend) {
+            Some(BackendConfig::Milpa(milpa)) => Some(milpa),
+            Some(BackendConfig::Cri(_)) | None => None,
+        };
+        let lacks = move |it: &ProviderKind| milpa.is_some_and(|milpa| !milpa.has(*it));
+        self.providers.iter().copied().filter(lacks)
     }
 
     /// Says if a condition is set.
@@ -90,4 +111,25 @@ impl Rule {
             || self.daemonset.is_some()
             || self.static_pod.is_some()
     }
+}
+
+/// Reads a set of providers.
+fn providers(field: Field<'_>, report: &Report) -> Vec<ProviderKind> {
+    let (at, earlier_problems) = (field.at().to_owned(), report.len());
+    let mut providers = Vec::new();
+    for item in field.items() {
+        let at = item.at().to_owned();
+        match item.choice(PROVIDERS) {
+            Some(again) if providers.contains(&again) => {
+                let value = format!("{:?}", again.name());
+                report.add(Problem::with_value(at, value, "is named twice; allowed: once"));
+            }
+            named => providers.extend(named),
+        }
+    }
+    if providers.is_empty() && report.len() == earlier_problems {
+        let rule = "is empty; allowed: one provider or more, or no such key for all of them";
+        report.add(Problem::new(at, rule));
+    }
+    providers
 }

@@ -153,12 +153,15 @@ fn problems_after_the_hundredth_are_counted() {
     assert_eq!((problems.list.len(), problems.more), (100, 3));
 }
 
-/// Verifies C2.
+/// Verifies A37, C2.
 #[test]
 fn contradicting_keys_are_reported() {
     let two = "[backends.a]\ntype = \"cri\"\nsocket = \"/a.sock\"\n[backends.b]\ntype = \"cri\"\n\
                socket = \"/b.sock\"\n[routing]\ndefault = \"a\"\n";
     let rule = "[[routing.rule]]\nname = \"r\"\nstatic = true\nbackend = \"containerd\"\n";
+    let to_cells = |providers: &str| {
+        format!("{WITH_CELLS}{}providers = {providers}", rule.replace("containerd", "milpa"))
+    };
     let long = format!("/{}", "d".repeat(100));
     let cases = [
         (String::new(), "backends: is empty"),
@@ -194,6 +197,29 @@ fn contradicting_keys_are_reported() {
             format!("{MINIMAL}{}", rule.replace("containerd", "gone")),
             "routing.rule[0].backend = \"gone\": is invalid; allowed: the name of a backend: \
              containerd",
+        ),
+        (
+            format!("{MINIMAL}{rule}providers = [\"ec2\"]"),
+            "routing.rule[0].providers: is for cells, and rule \"r\" leads to backend \
+             \"containerd\" on the node",
+        ),
+        (
+            to_cells("[\"ec2\"]"),
+            "routing.rule[0].providers = \"ec2\": is no provider of backend \"milpa\", to which \
+             rule \"r\" leads; allowed: \"netns\"",
+        ),
+        (
+            to_cells("[\"azure\"]"),
+            "routing.rule[0].providers[0] = \"azure\": is invalid; allowed: \"netns\", \"qemu\"",
+        ),
+        (
+            to_cells("\"netns\""),
+            "routing.rule[0].providers = \"netns\": is invalid; allowed: a list",
+        ),
+        (to_cells("[]"), "routing.rule[0].providers: is empty; allowed: one provider or more"),
+        (
+            to_cells("[\"netns\", \"netns\"]"),
+            "routing.rule[0].providers[1] = \"netns\": is named twice; allowed: once",
         ),
         (format!("{MINIMAL}[server]\nlisten = \"{long}/{long}\""), "server.listen = "),
         (format!("{MINIMAL}[admin]\nlisten = \"{long}\""), "admin.listen = "),

@@ -1,4 +1,4 @@
-//! The request of a pod for its cell, as its annotations have it.
+//! The request of a pod for its cell, as its annotations and its routing rule have it.
 
 use kiyot_config::ProviderKind;
 use kiyot_values::{cidr::Cidr, price::Price};
@@ -13,6 +13,7 @@ mod instance_type;
 mod isolation;
 pub mod keys;
 mod launch_type;
+mod rule_providers;
 
 pub use architecture::Architecture;
 pub use gpu::GpuRequest;
@@ -20,6 +21,7 @@ pub use healthy_timeout::HealthyTimeout;
 pub use instance_type::InstanceType;
 pub use isolation::Isolation;
 pub use launch_type::LaunchType;
+pub use rule_providers::RuleProviders;
 
 /// Largest root volume, in GiB: EC2's limit.
 pub const MAX_VOLUME_GIB: u64 = 64 * 1024;
@@ -60,12 +62,26 @@ pub struct CellRequest {
     pub provider: Option<ProviderKind>,
     /// Least isolation of the cell from the node. By default none.
     pub isolation: Option<Isolation>,
+    /// Providers that the pod's routing rule allows. By default all.
+    pub rule: Option<RuleProviders>,
 }
 
 impl CellRequest {
-    /// Returns why a provider's cells are not what the pod asks for.
+    /// Returns why no provider is allowed: the pod names one that its routing rule excludes.
+    pub fn contradiction(&self) -> Option<String> {
+        let (wanted, rule) = (self.provider?.name(), self.rule.as_ref()?);
+        (!rule.allows(wanted)).then(|| format!("{PROVIDER} asks for {wanted:?}, and the {rule}"))
+    }
+
+    /// Returns why a provider's cells are not what the pod asks for, or its rule allows.
     pub fn refusal_of(&self, capabilities: &Capabilities) -> Option<String> {
         let own = capabilities.provider;
+        if let Some(contradiction) = self.contradiction() {
+            return Some(contradiction);
+        }
+        if let Some(rule) = self.rule.as_ref().filter(|rule| !rule.allows(own)) {
+            return Some(format!("the {rule}"));
+        }
         if let Some(wanted) = self.provider.filter(|wanted| wanted.name() != own) {
             return Some(format!("{PROVIDER} asks for {:?}", wanted.name()));
         }

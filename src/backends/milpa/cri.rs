@@ -63,6 +63,7 @@ use moved_pods::MovedPods;
 use pull_failures::PullFailures;
 pub(crate) use pull_failures::{ImageFailures, PullFailure, is_same_image};
 use retry_pauses::RetryPauses;
+use run_sandbox::Launching;
 use single_flight::SingleFlight;
 
 /// Time limit of the tasks of calls when the daemon stops.
@@ -115,7 +116,7 @@ pub struct CriService {
     policy: RwLock<Policy>,
     pods: Arc<Pods>,
     sync: Arc<CellSync>,
-    launches: Arc<SingleFlight<OrderKey, cri::RunPodSandboxRequest, SandboxId>>,
+    launches: Arc<SingleFlight<OrderKey, Launching, SandboxId>>,
     creations: Arc<SingleFlight<ContainerKey, cri::CreateContainerRequest, ContainerId>>,
     /// Pods whose next sandbox runs on the node.
     moved: MovedPods,

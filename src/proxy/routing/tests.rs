@@ -1,3 +1,4 @@
+use kiyot_config::ProviderKind;
 use kiyot_proto::cri;
 use proptest::prelude::*;
 use prost::Message;
@@ -47,6 +48,31 @@ fn routing(rules: Vec<Rule>) -> Routing {
 
 fn routing_to_cells(rules: Vec<Rule>) -> Routing {
     Routing { default: "cells".into(), rules }
+}
+
+/// Verifies A37.
+#[test]
+fn providers_are_those_of_the_rule_that_decides() {
+    let narrow = Rule {
+        namespace: vec!["batch".into()],
+        providers: vec![ProviderKind::Ec2],
+        ..rule("cells")
+    };
+    let routing = routing(vec![narrow, rule("cells")]);
+    let providers = |sandbox: &Sandbox| {
+        let (node, cells) = (BackendName::new("containerd"), BackendName::new("cells"));
+        let declared = [(&cells, KIYOT), (&node, Declared::default())];
+        let decision = decide(Pod::run(&sandbox.encoded()), &declared, &routing, &node).unwrap();
+        decision.providers().map(|it| it.to_string())
+    };
+    let batch = Sandbox { namespace: "batch".into(), ..Default::default() };
+    let allows = "routing rule \"to cells\" allows \"ec2\"";
+    assert_eq!(providers(&batch).as_deref(), Some(allows));
+    assert_eq!(providers(&Sandbox::default()), None);
+    // No rule sends a pod whose own request names cells.
+    let annotations = vec![(TARGET_RUNTIME, "kiyot".into())];
+    assert_eq!(providers(&Sandbox { annotations, ..batch.clone() }), None);
+    assert_eq!(providers(&Sandbox { handler: "kiyot".into(), ..batch }), None);
 }
 
 /// A pod whose runtime handler no backend declares, with an annotation if `target` has text.
@@ -144,7 +170,7 @@ fn default_that_is_another_container_runtime_gets_foreign_handlers() {
     let routing = Routing { default: "second".into(), rules: vec![rule("cells")] };
     let sandbox = foreign("").encoded();
     let decision = decide(Pod::run(&sandbox), &declared, &routing, &node).unwrap();
-    assert_eq!(decision, Decision { backend: "second", reason: Reason::ForeignHandler });
+    assert_eq!(decision, Decision::new("second", Reason::ForeignHandler));
 }
 
 #[test]
@@ -259,7 +285,7 @@ fn malformed_request_goes_to_the_node() {
     let (node, cells) = (BackendName::new("containerd"), BackendName::new("cells"));
     let routing = Routing { default: "cells".into(), rules: vec![] };
     let decision = decide(Pod::run(&[0xff; 12]), &[(&cells, KIYOT)], &routing, &node).unwrap();
-    assert_eq!(decision, Decision { backend: "containerd", reason: Reason::Malformed });
+    assert_eq!(decision, Decision::new("containerd", Reason::Malformed));
 }
 
 fn any_rule() -> impl Strategy<Value = Rule> {

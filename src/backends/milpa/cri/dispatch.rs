@@ -4,12 +4,12 @@ use std::{future::Future, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use futures::{stream, stream::BoxStream};
-use kiyot_engine::OrderKey;
+use kiyot_engine::{OrderKey, request::RuleProviders};
 use kiyot_proto::cri;
 use prost::Message;
 use tonic::Status;
 
-use super::CriService;
+use super::{CriService, run_sandbox::Launching};
 use crate::backends::{
     Features, Method,
     milpa::policy::{self, Rules},
@@ -52,8 +52,8 @@ impl CriService {
         }))
     }
 
-    /// Returns the request for a sandbox that is made now.
-    pub(crate) fn launching(&self, key: &OrderKey) -> Option<Arc<cri::RunPodSandboxRequest>> {
+    /// Returns the launch of a sandbox that is made now.
+    pub(crate) fn launching(&self, key: &OrderKey) -> Option<Arc<Launching>> {
         self.launches.request(key)
     }
 
@@ -67,18 +67,19 @@ impl CriService {
         if let Some(answer) = self.cached_response(method, &message) {
             return answer;
         }
-        match deadline {
-            None => self.act(method, message, None).await,
-            Some(deadline) => {
-                tokio::time::timeout_at(deadline.into(), self.act(method, message, Some(deadline)))
-                    .await
-                    .unwrap_or_else(|_| {
-                        Err(Status::deadline_exceeded(format!(
-                            "{method} of a pod in a cell takes longer than its caller waits"
-                        )))
-                    })
-            }
-        }
+        within(deadline, method, self.act(method, message, deadline)).await
+    }
+
+    /// Answers `RunPodSandbox` of a pod whose routing rule bounds the providers of its cell.
+    pub async fn run_by_rule(
+        self: &Arc<Self>,
+        message: &[u8],
+        rule: RuleProviders,
+        deadline: Option<Instant>,
+    ) -> Result<Bytes, Status> {
+        let run =
+            typed(message, |request| Box::pin(self.run_sandbox(request, Some(rule), deadline)));
+        within(deadline, Method::RunPodSandbox, run).await
     }
 
     /// Answers a call of the daemon itself.
@@ -101,7 +102,7 @@ impl CriService {
     ) -> Result<Bytes, Status> {
         match method {
             Method::RunPodSandbox => {
-                typed(&message, |request| Box::pin(self.run_sandbox(request, deadline))).await
+                typed(&message, |request| Box::pin(self.run_sandbox(request, None, deadline))).await
             }
             Method::StopPodSandbox => {
                 typed(&message, |request| self.stop_pod_sandbox(request, deadline)).await
@@ -151,6 +152,20 @@ impl CriService {
             }
         }
     }
+}
+
+/// Waits for an answer until the caller's deadline.
+async fn within(
+    deadline: Option<Instant>,
+    method: Method,
+    answer: impl Future<Output = Result<Bytes, Status>>,
+) -> Result<Bytes, Status> {
+    let Some(deadline) = deadline else { return answer.await };
+    tokio::time::timeout_at(deadline.into(), answer).await.unwrap_or_else(|_| {
+        Err(Status::deadline_exceeded(format!(
+            "{method} of a pod in a cell takes longer than its caller waits"
+        )))
+    })
 }
 
 /// Decodes a request.

@@ -12,7 +12,7 @@ use kiyot_engine::{
     id::SandboxId,
     placement::{ApiRequests, REQUESTS_TIMEOUT, Requested},
     provider::Attached,
-    request::CellRequest,
+    request::{CellRequest, RuleProviders},
 };
 use kiyot_proto::{cri, store as records};
 use kiyot_values::error_chain::error_chain;
@@ -53,6 +53,15 @@ const BIND_TIMEOUT: Duration = Duration::from_secs(30);
 /// from disk.
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// A launch of a sandbox.
+#[derive(Debug)]
+pub(crate) struct Launching {
+    /// The kubelet's request.
+    pub(crate) request: cri::RunPodSandboxRequest,
+    /// The identity of the requested cell.
+    identity: String,
+}
+
 impl CriService {
     /// Returns the requests of a pod in the Kubernetes API, if they are known in time.
     async fn api_requests(&self, config: &cri::PodSandboxConfig) -> Option<ApiRequests> {
@@ -72,6 +81,9 @@ impl CriService {
         config: &cri::PodSandboxConfig,
         request: &CellRequest,
     ) -> Result<BTreeMap<ProviderKey, Arc<str>>, Status> {
+        if let Some(contradiction) = request.contradiction() {
+            return Err(Status::invalid_argument(contradiction));
+        }
         let rules_of_all = self.rules();
         let mut refused = BTreeMap::new();
         for rules in &rules_of_all {
@@ -96,14 +108,20 @@ impl CriService {
         )))
     }
 
-    /// Returns what a pod wants, by its CRI request and the Kubernetes API.
-    async fn wanted(&self, config: &cri::PodSandboxConfig) -> Result<Wanted, Status> {
+    /// Returns what a pod wants, by its CRI request, its routing rule and the Kubernetes API.
+    async fn wanted(
+        &self,
+        config: &cri::PodSandboxConfig,
+        rule: Option<RuleProviders>,
+    ) -> Result<Wanted, Status> {
         let metadata = config
             .metadata
             .as_ref()
             .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config.metadata"))?;
+        let identity = annotations::identity(&config.annotations, rule.as_ref());
         let request = annotations::parse(&config.annotations)
             .map_err(|error| Status::invalid_argument(error_chain(&error)))?;
+        let request = CellRequest { rule, ..request };
         let refused_by = self.refused_by(config, &request)?;
         let api = self.api_requests(config).await;
         policy::check_gpus(&request, api.as_ref()).map_err(status_code::of_refusal)?;
@@ -117,7 +135,7 @@ impl CriService {
                 name: metadata.name.clone(),
                 attempt: metadata.attempt,
             },
-            identity: annotations::identity(&config.annotations),
+            identity,
             labels: config.labels.clone().into_iter().collect(),
             needs: Arc::new(self.cells.needs(&request, &requested)),
             request,
@@ -133,13 +151,14 @@ impl CriService {
     pub(super) async fn run_sandbox(
         self: &Arc<Self>,
         request: cri::RunPodSandboxRequest,
+        rule: Option<RuleProviders>,
         deadline: Option<Instant>,
     ) -> Result<cri::RunPodSandboxResponse, Status> {
         let config = request
             .config
             .as_ref()
             .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config"))?;
-        let wanted = Arc::new(self.wanted(config).await?);
+        let wanted = Arc::new(self.wanted(config, rule).await?);
         let key = &wanted.key;
         // Dropped with the call: the launch may end sooner that no call waits for.
         let _caller = self.cells.caller(key.clone());
@@ -149,13 +168,16 @@ impl CriService {
                 |other| key.is_other_with_uid(&other.pod_uid, &other.namespace, &other.name),
                 &self.tasks,
                 key.clone(),
-                request.clone(),
-                // Annotations choose the machine while it is launched; afterwards they may change.
-                |launched, request| {
-                    requests::same_sandbox(launched, request)
-                        && identity_of(launched) == wanted.identity
+                Launching { request: request.clone(), identity: wanted.identity.clone() },
+                // Annotations and the rule choose the machine while it is launched; afterwards
+                // they may change.
+                |launched, new| {
+                    requests::same_sandbox(&launched.request, &new.request)
+                        && launched.identity == new.identity
                 },
-                |request| Box::pin(async move { service.existing_or_new(&request, own).await }),
+                |launching| {
+                    Box::pin(async move { service.existing_or_new(&launching.request, own).await })
+                },
             );
             let joined =
                 joined.map_err(|other| taken_uid(key, &other.namespace, &other.name, "starts"))?;
@@ -414,13 +436,4 @@ fn taken_uid(key: &OrderKey, namespace: &str, name: &str, state: &str) -> Status
          its own, or the other pod stopped and removed first",
         key.pod_uid, key.namespace, key.name
     ))
-}
-
-/// Returns the digest of the annotations that choose the machine.
-fn identity_of(request: &cri::RunPodSandboxRequest) -> String {
-    request
-        .config
-        .as_ref()
-        .map(|config| annotations::identity(&config.annotations))
-        .unwrap_or_default()
 }

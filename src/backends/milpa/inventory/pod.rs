@@ -34,7 +34,7 @@ impl Inventory {
     fn waiting(&self, order: &OrderView) -> admin::Pod {
         // After a restart of the daemon, from the next call of the kubelet on.
         let launching = self.cri.launching(&order.key);
-        let request = launching.as_deref().cloned().unwrap_or_default();
+        let request = launching.map(|launching| launching.request.clone()).unwrap_or_default();
         let config = request.config.unwrap_or_default();
         let resources = resources(&config, self.cri.known_requests(&order.key.pod_uid));
         let (annotations, others) = shown_annotations(config.annotations);
