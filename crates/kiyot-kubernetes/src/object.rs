@@ -102,6 +102,9 @@ pub struct Spec {
 pub struct Status {
     /// State of its life.
     pub phase: String,
+    /// Its provider.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub provider: String,
     /// Name of its pod.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pod_name: String,
@@ -226,6 +229,7 @@ fn status(shown: &ShownCell) -> Status {
     let message = if cell.reason.is_empty() { &cell.error } else { &cell.reason };
     Status {
         phase: phase(cell.phase()).to_owned(),
+        provider: bounded(&cell.provider),
         pod_name: cell.pod_name.clone(),
         pod_namespace: cell.pod_namespace.clone(),
         pod_uid: cell.pod_uid.clone(),

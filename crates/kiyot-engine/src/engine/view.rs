@@ -22,6 +22,8 @@ use crate::{
 pub struct CellView {
     /// The cell.
     pub id: CellId,
+    /// Its provider; `None` for the cell of an older daemon whose place no provider looks in.
+    pub provider: Option<Arc<str>>,
     /// Its state.
     pub state: State,
     /// The offering of its instance, once the launch is answered.
@@ -94,7 +96,7 @@ pub struct PoolView {
 }
 
 impl Cell {
-    fn view(&self, now: Now) -> CellView {
+    fn view(&self, provider: Option<Arc<str>>, now: Now) -> CellView {
         let addresses = match &self.state {
             State::Bound { addresses, .. } => addresses.clone(),
             _ => Vec::new(),
@@ -106,6 +108,7 @@ impl Cell {
         let pod = self.pod.as_ref();
         CellView {
             id: self.id.clone(),
+            provider,
             state: self.state.clone(),
             offering: self.offering().cloned(),
             addresses,
@@ -144,7 +147,9 @@ impl Order {
 impl Engine {
     /// Returns a cell.
     pub fn cell_view(&self, id: &CellId, now: Now) -> Option<CellView> {
-        self.cells.get(id).map(|cell| cell.view(now))
+        let cell = self.cells.get(id)?;
+        let by_place = || Some(self.providers.of(cell)?.key().into());
+        Some(cell.view(cell.provider.clone().or_else(by_place), now))
     }
 
     /// Returns the pods that wait for their cells.

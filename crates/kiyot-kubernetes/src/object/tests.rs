@@ -11,6 +11,7 @@ fn shown() -> ShownCell {
         backend: "milpa".to_owned(),
         node: "ip-10-0-31-99.ec2.internal".to_owned(),
         phase: CellPhase::CellBound.into(),
+        provider: "ec2".to_owned(),
         instance: "i-0123456789abcdef0".to_owned(),
         offering: Some(admin::Offering {
             instance_type: "c5.large".to_owned(),
@@ -49,10 +50,10 @@ fn object_of_a_cell_has_columns_steps_and_conditions() {
     assert_eq!(cell.metadata.owner_references, [owner()]);
     assert_eq!(cell.spec.node_name, "ip-10-0-31-99.ec2.internal");
     assert_eq!(cell.metadata.labels["app"], "web");
-    let Status { launch_type, instance_type, ip, price_per_hour, .. } = &cell.status;
+    let Status { provider, launch_type, instance_type, ip, price_per_hour, .. } = &cell.status;
     assert_eq!(
-        [launch_type, instance_type, ip, price_per_hour],
-        ["Spot", "c5.large", "10.0.31.7", "0.0312"]
+        [provider, launch_type, instance_type, ip, price_per_hour],
+        ["ec2", "Spot", "c5.large", "10.0.31.7", "0.0312"]
     );
     assert_eq!((cell.status.boot_seconds.as_str(), cell.status.ips.len()), ("31.5", 2));
     assert_eq!(cell.status.accrued_cost, "1.234567");

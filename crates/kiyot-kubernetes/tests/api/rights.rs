@@ -348,6 +348,7 @@ fn whole_object() -> Value {
         id: "cell-abcdefghijkl".to_owned(),
         node: "worker-1".to_owned(),
         backend: "milpa".to_owned(),
+        provider: "ec2".to_owned(),
         phase: CellBound.into(),
         instance: "i-1".to_owned(),
         pool: "default".to_owned(),

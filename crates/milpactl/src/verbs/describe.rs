@@ -147,6 +147,7 @@ fn describe_cell(cell: &Cell) -> String {
     let offering = cell.offering.as_ref();
     field(out, "Cell", &cell.id);
     field(out, "  Status", &kinds::status_of_cell(cell));
+    field(out, "  Provider", &kinds::or_none(&cell.provider));
     field(out, "  Instance", &kinds::or_none(&cell.instance));
     field(out, "  Type", &kinds::type_of(offering));
     field(out, "  Zone", &kinds::or_none(offering.map(|it| it.zone.as_str()).unwrap_or_default()));

@@ -45,6 +45,7 @@ pub(super) const CELLS: Columns = Columns {
         "$/H",
         "COST",
         "POOL",
+        "PROVIDER",
     ],
     usual: 6,
     status: Some(1),
@@ -129,6 +130,7 @@ pub(super) fn cell(cell: &Cell, now: i64) -> Item {
             price_of(cell.offering.as_ref()),
             money::dollars(cell.cost_micros),
             or_none(&cell.pool),
+            or_none(&cell.provider),
         ],
         object: json!({
             "kind": "Cell",
@@ -148,6 +150,7 @@ pub(super) fn cell(cell: &Cell, now: i64) -> Item {
             "status": {
                 "phase": phase(cell.phase()),
                 "connected": cell.connected,
+                "provider": cell.provider,
                 "instanceID": cell.instance,
                 "offering": offering_object(&offering),
                 "addresses": cell.addresses,

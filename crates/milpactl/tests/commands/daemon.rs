@@ -250,6 +250,7 @@ fn cell(number: usize) -> admin::Cell {
     admin::Cell {
         id: format!("cell-{number}"),
         instance: format!("i-{number}"),
+        provider: "ec2".to_owned(),
         phase: admin::CellPhase::CellBound.into(),
         connected: true,
         offering: Some(offering()),

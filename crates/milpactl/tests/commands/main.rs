@@ -53,6 +53,10 @@ fn lists_have_the_columns_of_the_original() {
     for (line, first) in [
         ("get pods", "NAME UNITS RUNNING STATUS RESTARTS NODE IP AGE"),
         ("get nodes", "NAME STATUS INSTANCE-TYPE INSTANCE IP AGE"),
+        (
+            "get cells -o wide",
+            "NAME STATUS INSTANCE-TYPE INSTANCE IP AGE POD ZONE $/H COST POOL PROVIDER",
+        ),
         ("get cells", "NAME STATUS INSTANCE-TYPE INSTANCE IP AGE"),
         ("get events", "TIMESTAMP NAME KIND STATUS SOURCE MESSAGE"),
         ("get metrics", "NAME TIMESTAMP CPU MEMORY DISK WINDOW"),
@@ -78,6 +82,9 @@ fn objects_are_json_yaml_and_names() {
     let (text, ..) = run(&daemon, "get pods -o json");
     let list: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(list["items"].as_array().unwrap().len(), 3);
+    let (text, ..) = run(&daemon, "get cell cell-0 -o json");
+    let object: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(object["status"]["provider"], "ec2");
     let (text, ..) = run(&daemon, "get pod web-0 -o yaml");
     assert!(text.contains("kind: Pod") && text.contains("name: web-0"), "{text}");
     let (text, ..) = run(&daemon, "get pods -o name -l app=even");
@@ -97,7 +104,14 @@ fn unknown_and_ambiguous_names_name_the_nearest() {
     assert!(error.contains("is not unique: cell-0"), "{error}");
     let (text, _, code) = run(&daemon, "describe pod web-1");
     assert_eq!(code, 0);
-    for part in ["web-1", "Timeline", "t3.nano", "Console ends:\n    out\n", "Events"] {
+    for part in [
+        "web-1",
+        "Timeline",
+        "Provider:          ec2",
+        "t3.nano",
+        "Console ends:\n    out\n",
+        "Events",
+    ] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     let request = daemon.last_log().unwrap();

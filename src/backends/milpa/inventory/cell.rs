@@ -38,6 +38,7 @@ impl Inventory {
             id: view.id.to_string(),
             backend: self.backend.to_string(),
             node: self.node.clone(),
+            provider: view.provider.as_deref().unwrap_or_default().to_owned(),
             phase: phase(&view.state).into(),
             instance,
             offering: view.offering.as_ref().map(offering::priced),

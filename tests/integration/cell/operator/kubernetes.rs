@@ -102,6 +102,7 @@ async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
             "STATUS",
             "$/H",
             "AGE",
+            "PROVIDER",
             "ZONE",
             "OFFERING",
             "BOOT SECONDS",
@@ -118,7 +119,7 @@ async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
     .await;
     let address = crate::cell::address(&mut kubelet, &running.sandbox).await;
     let status = &cell["status"];
-    assert_eq!(status["podName"], "web");
+    assert_eq!((&status["podName"], &status["provider"]), (&"web".into(), &"netns".into()));
     assert_eq!(status["ip"], address.as_str());
     assert_eq!(cell["spec"]["nodeName"], "worker-1");
     assert_eq!(cell["metadata"]["name"], format!("{}.worker-1", kiyot.cells()[0]));

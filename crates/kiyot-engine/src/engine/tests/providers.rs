@@ -247,6 +247,7 @@ fn cell_of_a_provider_that_is_not_configured_is_unknown_and_never_absent() {
         shown(&mut left, NODE, seconds, &[]);
     }
     assert!(matches!(left.cells[&cell].state, State::Bound { .. }));
+    assert_eq!(left.cell_view(&cell, at(4000)).unwrap().provider.as_deref(), Some(AWAY));
     let elsewhere: Vec<CellId> = left.other_places().into_values().flatten().collect();
     assert_eq!(elsewhere, std::slice::from_ref(&cell));
     let ended = Event::Terminate { cell: cell.clone(), reason: "stopped".into() };
@@ -261,6 +262,16 @@ fn cell_of_a_provider_that_is_not_configured_is_unknown_and_never_absent() {
     let (engine, ..) = Engine::recover(config(), providers, seams(), journal(), at(2));
     assert_eq!((engine.other_places().len(), engine.provider_of(&cell)), (0, Some(AWAY)));
     assert_eq!(engine.cells[&cell].stored(), record);
+}
+
+/// Verifies K2.
+#[test]
+fn cell_of_an_older_daemon_is_shown_with_the_provider_of_its_place() {
+    let mut engine = with(node());
+    let (cell, _) = launch(&mut engine, offered("pod", &[], &[1]), 1);
+    engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i-1", &cell))), at(1));
+    engine.cells.get_mut(&cell).unwrap().provider = None;
+    assert_eq!(engine.cell_view(&cell, at(2)).unwrap().provider.as_deref(), Some(AWAY));
 }
 
 /// Returns an order for a part of the node, or for an instance away.
