@@ -7,7 +7,7 @@ use kiyot_engine::request::{
     keys::{
         ARCHITECTURE, CLOUD_ROUTE, CPU, GPU, HEALTHY_TIMEOUT, INSTANCE_PROFILE, INSTANCE_TYPE,
         ISOLATION, KEYS, LAUNCH_TYPE, MAX_PRICE, MEMORY, PRIVATE_IP_ONLY, PROVIDER,
-        SECURITY_GROUPS, SPOT_INSTANCE, SUSTAINED_CPU, VOLUME_SIZE,
+        SECURITY_GROUPS, SPOT_INSTANCE, START_WITHIN, SUSTAINED_CPU, VOLUME_SIZE,
     },
 };
 use kiyot_values::problems::{Field, Problem, Problems, Report};
@@ -25,6 +25,7 @@ use self::{
     network::{cloud_routes, security_groups},
     provider::{isolation, provider},
     size::{cpu, memory, volume_size},
+    start_within::start_within,
     text::boolean,
 };
 
@@ -40,6 +41,7 @@ mod misspelling;
 mod network;
 mod provider;
 mod size;
+mod start_within;
 mod text;
 mod unknown_keys;
 
@@ -85,6 +87,7 @@ pub fn parse<'a>(
         cloud_routes: field(CLOUD_ROUTE).and_then(cloud_routes).unwrap_or_default(),
         provider: field(PROVIDER).and_then(provider),
         isolation: field(ISOLATION).and_then(isolation),
+        start_within: field(START_WITHIN).and_then(start_within),
         rule: None,
     };
     for (key, meant) in misspelt {

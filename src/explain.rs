@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use kiyot_config::{BackendConfig, Config, MilpaBackend, ProviderKind};
 use kiyot_engine::{
+    engine::StartTimes,
     placement::{self, Candidate, Catalogue, Needs, Refusals, Requested, root_volume},
     request::{CellRequest, HealthyTimeout, InstanceType, RuleProviders, keys::KEYS},
 };
@@ -91,6 +92,8 @@ pub enum Prices<'a> {
 pub struct LiveBackend {
     /// The state of its providers, by name.
     pub providers: BTreeMap<&'static str, Live>,
+    /// The times of recent starts.
+    pub starts: StartTimes,
     /// Limits, and what has used them up.
     pub limits: Vec<String>,
 }
@@ -351,7 +354,9 @@ fn explain_cell(
         let ranked = explain_in(&mut own, &target, rules, pod, node, &sandbox);
         (provider.name(), own, ranked)
     });
-    providers::join(lines, explained.collect());
+    let starts = live.map(|live| &live.starts);
+    let within = annotations::parse(&pod.metadata.annotations).ok().and_then(|it| it.start_within);
+    providers::join(lines, explained.collect(), within.map(|within| (within, starts)));
     live.into_iter().flat_map(|live| &live.limits).for_each(|limit| lines.say(limit));
     for key in annotations::unknown_keys(&pod.metadata.annotations) {
         lines.say(format!("note: unknown annotation {key}; known: {}", KEYS.join(", ")));
@@ -512,6 +517,7 @@ fn describe_cell(
             format!("its agent silent for at most {} s", duration.as_secs())
         }
     }));
+    wishes.extend(request.start_within.map(|within| format!("a start within {within:?}")));
     wishes.extend((!request.cloud_routes.is_empty()).then(|| {
         let routes: Vec<String> = request.cloud_routes.iter().map(ToString::to_string).collect();
         format!("routes for {}", routes.join(", "))
@@ -549,6 +555,7 @@ fn has_wishes_for_instances(request: &CellRequest) -> bool {
         architecture: request.architecture,
         provider: request.provider,
         isolation: request.isolation,
+        start_within: request.start_within,
         rule: request.rule.clone(),
         ..CellRequest::default()
     };

@@ -78,7 +78,8 @@ async fn live(milpa: &Milpa) -> LiveBackend {
     }
     let catalogues = milpa.inventory().catalogues().await.into_iter();
     let providers = catalogues.map(|read| (read.provider, state(read)));
-    LiveBackend { providers: providers.collect(), limits }
+    let starts = milpa.inventory().start_times();
+    LiveBackend { providers: providers.collect(), starts, limits }
 }
 
 fn state(read: ProviderCatalogue) -> Live {

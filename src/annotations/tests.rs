@@ -52,6 +52,7 @@ fn every_annotation_is_read() {
         (CLOUD_ROUTE, "172.16.0.0/12\t10.1.0.0/16\nfd00::/8"),
         (PROVIDER, "ec2"),
         (ISOLATION, "machine"),
+        (START_WITHIN, "2m"),
     ]);
     let expected = CellRequest {
         launch_type: LaunchType::Spot,
@@ -72,6 +73,7 @@ fn every_annotation_is_read() {
             .into(),
         provider: Some(ProviderKind::Ec2),
         isolation: Some(Isolation::Machine),
+        start_within: Some(Duration::from_secs(120)),
         rule: None,
     };
     assert_eq!(read, Ok(expected));
@@ -172,6 +174,11 @@ fn invalid_value_is_reported_with_key_and_allowed_values() {
         (CLOUD_ROUTE, "", "1 to 5 networks"),
         (CLOUD_ROUTE, "10.0.0.1/8", "without host bits"),
         (PROVIDER, "EC2", "allowed: \"netns\", \"qemu\", \"ec2\""),
+        (START_WITHIN, "10", "from \"1s\" to \"1h\", such as \"10s\""),
+        (START_WITHIN, "+10s", "from \"1s\" to \"1h\""),
+        (START_WITHIN, "0s", "from \"1s\" to \"1h\""),
+        (START_WITHIN, "61m", "from \"1s\" to \"1h\""),
+        (START_WITHIN, "18446744073709551615h", "from \"1s\" to \"1h\""),
         (ISOLATION, "node", "allowed: \"machine\", \"instance\""),
     ];
     for (key, value, allowed) in bad {

@@ -1,7 +1,9 @@
 //! Explanation of a pod that several providers may run.
 
+use std::time::Duration;
+
 use kiyot_engine::{
-    engine::ProviderKey,
+    engine::{ProviderKey, StartTimes},
     placement::{Candidate, Ranked},
 };
 
@@ -11,8 +13,13 @@ use super::{Lines, choice::priced};
 const NAMED: usize = 4;
 
 /// Joins the explanations of the providers: what all of them say, once, then the rest with the
-/// names, and the common ranking. The pod is refused if every provider refuses it.
-pub(super) fn join(lines: &mut Lines, explained: Vec<(ProviderKey, Lines, Vec<Candidate>)>) {
+/// names, and the common ranking, by starts within a time if the pod asks for them. The pod is
+/// refused if every provider refuses it.
+pub(super) fn join(
+    lines: &mut Lines,
+    explained: Vec<(ProviderKey, Lines, Vec<Candidate>)>,
+    start_within: Option<(Duration, Option<&StartTimes>)>,
+) {
     let is_alone = explained.len() == 1;
     lines.refused |= explained.iter().all(|(_, own, _)| own.refused);
     let is_common = |fact: &String| explained.iter().all(|(_, own, _)| own.facts.contains(fact));
@@ -23,13 +30,36 @@ pub(super) fn join(lines: &mut Lines, explained: Vec<(ProviderKey, Lines, Vec<Ca
         let rest = own.facts.iter().filter(|fact| !is_common(fact));
         rest.for_each(|fact| lines.say(format_args!("with {provider}: {fact}")));
     }
-    if is_alone {
+    if is_alone && start_within.is_none() {
         return;
     }
     let taken = explained.into_iter().filter(|(_, own, _)| !own.refused);
-    let ranked = Ranked::merge(taken.map(|(provider, _, ranked)| (provider, ranked)));
+    let mut ranked = Ranked::merge(taken.map(|(provider, _, ranked)| (provider, ranked)));
+    let times = start_within.and_then(|(_, times)| times);
+    match start_within {
+        Some((within, Some(times))) => {
+            ranked = times.rank(ranked, within);
+            if let Some(fastest) = times.beyond(&ranked, within) {
+                lines.say(format_args!(
+                    "note: no offering is known to start within {within:?}, the fastest in \
+                     {fastest:.1?}"
+                ));
+            }
+        }
+        Some((_, None)) => lines.say(
+            "note: starts are measured by a running daemon (`milpactl plan`): the ranking is by \
+             price here",
+        ),
+        None => {}
+    }
+    let start = |it: &Ranked| match times.map(|times| times.of(it)) {
+        Some(Some(time)) => format!(", starts in {time:.1?}"),
+        Some(None) => ", start not measured".to_owned(),
+        None => String::new(),
+    };
     let shown = ranked.iter().take(NAMED);
-    let shown = shown.map(|it| format!("{} of {}", priced(&it.candidate), it.provider));
+    let shown =
+        shown.map(|it| format!("{} of {}{}", priced(&it.candidate), it.provider, start(it)));
     let shown: Vec<String> = shown.collect();
     if !shown.is_empty() {
         lines.say(format_args!("ranking of all providers: {}", shown.join(" | ")));

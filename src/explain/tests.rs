@@ -7,7 +7,9 @@ use kiyot_engine::{
     },
     request::{
         Architecture,
-        keys::{ARCHITECTURE, GPU, HEALTHY_TIMEOUT, ISOLATION, PROVIDER, TARGET_RUNTIME},
+        keys::{
+            ARCHITECTURE, GPU, HEALTHY_TIMEOUT, ISOLATION, PROVIDER, START_WITHIN, TARGET_RUNTIME,
+        },
     },
 };
 use kiyot_manifest::{self as manifest, File};
@@ -24,6 +26,7 @@ use super::*;
 mod admission;
 mod examples;
 mod hostile;
+mod starts;
 mod variables;
 
 const OPT_IN: &str = include_str!("../../examples/opt-in.toml");
@@ -561,7 +564,10 @@ fn refusal(reason: &str) -> Refusal {
 /// Returns the state of a running daemon with a provider in a state.
 fn running(live: Live, limits: &[String]) -> BTreeMap<String, LiveBackend> {
     let providers = BTreeMap::from([("netns", live)]);
-    BTreeMap::from([("milpa".to_owned(), LiveBackend { providers, limits: limits.to_vec() })])
+    BTreeMap::from([(
+        "milpa".to_owned(),
+        LiveBackend { providers, limits: limits.to_vec(), ..LiveBackend::default() },
+    )])
 }
 
 /// Returns the explanation of a running daemon.
@@ -756,8 +762,10 @@ fn document_has_the_annotations_that_each_provider_honours() {
         let example = examples[&key][3].trim_matches('`');
         let value = if key == ARCHITECTURE { other } else { example };
         for (catalogue, cell) in catalogues.iter().zip(&cells[1..]) {
-            // Pods with GPUs, and of another provider or isolation, are refused before the choice.
-            let is_honoured = [HEALTHY_TIMEOUT, GPU, PROVIDER, ISOLATION].contains(&key.as_str())
+            // Pods with GPUs, and of another provider or isolation, are refused before the choice,
+            // and starts rank its offerings.
+            let is_honoured = [HEALTHY_TIMEOUT, GPU, PROVIDER, ISOLATION, START_WITHIN]
+                .contains(&key.as_str())
                 || choice(catalogue, &key, value) != choice(catalogue, TARGET_RUNTIME, "kiyot");
             assert_eq!(cell.starts_with("yes"), is_honoured, "{cells:?}");
         }

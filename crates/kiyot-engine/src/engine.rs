@@ -79,6 +79,7 @@ use evidence::Evidence;
 use limits::Places;
 use limits::budgets::Budgets;
 use order::Order;
+pub use order::start_times::StartTimes;
 use order::starts::AllStarts;
 use pools::Pools;
 use providers::Providers;
@@ -126,6 +127,7 @@ pub struct Engine {
     costs: Costs,
     ended_types: EndedTypes,
     starts: AllStarts,
+    start_times: StartTimes,
     places: Places,
     /// The pods that wait for spot since an earlier order.
     spot_waits: Places,
@@ -157,6 +159,7 @@ impl Engine {
             costs: Costs::default(),
             ended_types: EndedTypes::default(),
             starts: AllStarts::default(),
+            start_times: StartTimes::default(),
             places: Places::default(),
             spot_waits: Places::default(),
             pools: Pools::default(),

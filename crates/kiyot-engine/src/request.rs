@@ -1,5 +1,7 @@
 //! The request of a pod for its cell, as its annotations and its routing rule have it.
 
+use std::time::Duration;
+
 use kiyot_config::ProviderKind;
 use kiyot_values::{cidr::Cidr, price::Price};
 
@@ -62,6 +64,8 @@ pub struct CellRequest {
     pub provider: Option<ProviderKind>,
     /// Least isolation of the cell from the node. By default none.
     pub isolation: Option<Isolation>,
+    /// Time within which the cell should start. By default the price alone ranks offerings.
+    pub start_within: Option<Duration>,
     /// Providers that the pod's routing rule allows. By default all.
     pub rule: Option<RuleProviders>,
 }

@@ -129,6 +129,9 @@ impl PodEvents {
             "LaunchesPaused" => {
                 vec![pod_event(true, "LaunchesPaused", format!("Cell {id}: {}", event.message))]
             }
+            "StartsLate" => {
+                vec![pod_event(true, "StartsLate", format!("Cell {id}: {}", event.message))]
+            }
             "InstanceEnded" => {
                 vec![pod_event(true, "InstanceEnded", format!("Instance of cell {id} ended"))]
             }
@@ -246,6 +249,10 @@ mod tests {
         assert_eq!(
             read(&of_cell("LaunchesPaused", "no cell is launched for 60 s")),
             ["Warning LaunchesPaused Cell cell-abcdefghijkl: no cell is launched for 60 s"]
+        );
+        assert_eq!(
+            read(&of_cell("StartsLate", "no offering")),
+            ["Warning StartsLate Cell cell-abcdefghijkl: no offering"]
         );
         assert!(read(&of_cell("Bound", "10.88.0.2")).is_empty());
         assert!(read(&of_cell("Ended", "")).is_empty());

@@ -209,6 +209,15 @@ pub enum Notice {
     Joined(SandboxId),
     /// An order waits for the end of another cell of its pod.
     Waits(SandboxId),
+    /// No offering of a launch is known to start within the time that the pod asks for.
+    StartsLate {
+        /// The id of the pod's sandbox.
+        sandbox: SandboxId,
+        /// The time that the pod asks for.
+        within: Duration,
+        /// The measured time of the fastest offering, which is launched.
+        fastest: Duration,
+    },
     /// A cell waits in its warm pool.
     Warm(Arc<str>),
     /// A pod takes a cell of a warm pool.

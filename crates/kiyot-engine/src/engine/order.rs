@@ -32,6 +32,7 @@ use crate::{
 
 pub(super) mod denials;
 pub(super) mod market;
+pub(super) mod start_times;
 pub(super) mod starts;
 pub(super) mod unclaimed;
 
@@ -319,6 +320,7 @@ impl Engine {
             Err(error) => return self.answer_order(None, sandbox, Err(error)),
         };
         let ranked = self.of_market(&ranked, order.spot_since, now);
+        let ranked = self.by_start(&order.wanted, ranked);
         let Some(preferred) = ranked.first().map(|ranked| ranked.provider) else { return };
         if self.cells.len() >= self.config.limits.max_cells {
             if self.give_way(now) {
@@ -377,6 +379,8 @@ impl Engine {
         let Some(order) = self.orders.get(sandbox) else { return Ok(()) };
         let mut denied = Vec::new();
         while let Some((provider, candidates)) = Ranked::first_run(&ranked) {
+            let within = order.wanted.request.start_within;
+            let beyond = within.and_then(|it| Some((it, self.start_times.beyond(&ranked, it)?)));
             let Some(offers) = order.offers_of(provider) else { break };
             let denials = self.providers.get(provider).map(|provider| &provider.denials);
             let denial = denials.and_then(|it| it.of_kind(&offers.parameters, &candidates, now));
@@ -401,6 +405,10 @@ impl Engine {
                 share,
                 ..cell
             };
+            if let Some((within, fastest)) = beyond {
+                let notice = Notice::StartsLate { sandbox: sandbox.clone(), within, fastest };
+                self.emit(&cell.id, Effect::Log(notice));
+            }
             self.begin(cell, request, now);
             return Ok(());
         }

@@ -30,6 +30,7 @@ mod providers;
 mod records;
 mod resumes;
 mod room;
+mod start_times;
 mod tags;
 mod unclaimed;
 

@@ -38,8 +38,11 @@ pub const PROVIDER: &str = "pod.elotl.co/provider";
 /// `machine` or `instance`.
 pub const ISOLATION: &str = "pod.elotl.co/isolation";
 
+/// Time within which the cell should start, such as `10s`.
+pub const START_WITHIN: &str = "pod.elotl.co/start-within";
+
 /// Keys that a [`CellRequest`](super::CellRequest) is read from.
-pub const KEYS: [&str; 17] = [
+pub const KEYS: [&str; 18] = [
     LAUNCH_TYPE,
     SPOT_INSTANCE,
     INSTANCE_TYPE,
@@ -57,6 +60,7 @@ pub const KEYS: [&str; 17] = [
     CLOUD_ROUTE,
     PROVIDER,
     ISOLATION,
+    START_WITHIN,
 ];
 
 /// Prefix of all [`KEYS`].

@@ -120,6 +120,13 @@ impl History {
             Notice::Waits(order) => {
                 ("Ending", format!("sandbox {order} of its pod waits for its end"))
             }
+            Notice::StartsLate { sandbox, within, fastest } => (
+                "StartsLate",
+                format!(
+                    "no offering is known to start within {within:?} for sandbox {sandbox}, the \
+                     fastest in {fastest:.1?}"
+                ),
+            ),
             Notice::Warm(pool) => ("Warm", format!("waits in warm pool {pool}")),
             Notice::JoinedPool(pool) => ("Warm", format!("has no caller, joins warm pool {pool}")),
             Notice::Taken { sandbox, pool } => {

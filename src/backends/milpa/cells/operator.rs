@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use futures::future::{join_all, try_join_all};
 use kiyot_engine::{
     StoreError,
-    engine::{CellView, Metrics, OrderView, PoolView, ProviderKey, TypeKey, TypeUsage},
+    engine::{CellView, Metrics, OrderView, PoolView, ProviderKey, StartTimes, TypeKey, TypeUsage},
     id::CellId,
     placement::{Catalogue, Refusals},
     provider::{Instance, InstanceId, InstanceNames, ProviderError},
@@ -97,6 +97,11 @@ impl Cells {
             ProviderCatalogue { provider: source.key(), catalogue, refusals, now: now().boot }
         });
         join_all(read).await
+    }
+
+    /// Returns the times of recent starts.
+    pub(crate) fn start_times(&self) -> StartTimes {
+        self.shared.core().engine.start_times().clone()
     }
 
     /// Returns the end of the console of a cell's instance; empty for an unknown cell, and before

@@ -521,6 +521,15 @@ fn log(cell: Option<&CellId>, notice: &Notice) {
                 "cell launch waits for the end of the pod's previous cell"
             );
         }
+        Notice::StartsLate { sandbox, within, fastest } => {
+            tracing::warn!(
+                cell,
+                %sandbox,
+                within_s = within.as_secs(),
+                fastest_s = fastest.as_secs_f64(),
+                "no offering is known to start within the time that the pod asks for"
+            );
+        }
         Notice::Warm(pool) => tracing::info!(cell, %pool, "cell waits in its warm pool"),
         Notice::JoinedPool(pool) => {
             tracing::info!(cell, %pool, "cell without a caller joins a warm pool");

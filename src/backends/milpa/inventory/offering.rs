@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kiyot_engine::{
-    engine::ProviderKey,
+    engine::{ProviderKey, StartTimes},
     placement::{Accuracy, Candidate, Catalogue, Entry, Market, Offer, Offering},
     provider::ProviderError,
     request::Architecture,
@@ -18,6 +18,11 @@ impl Inventory {
     /// refused lately.
     pub(crate) async fn catalogues(&self) -> Vec<ProviderCatalogue> {
         self.cells.catalogues().await
+    }
+
+    /// Returns the times of recent starts.
+    pub(crate) fn start_times(&self) -> StartTimes {
+        self.cells.start_times()
     }
 
     /// Returns the offerings of all catalogues with the prices of now. That of a provider without

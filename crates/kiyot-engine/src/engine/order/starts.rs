@@ -117,8 +117,16 @@ impl Engine {
     pub(in crate::engine) fn reach(&mut self, id: &CellId, step: Step, now: Now) -> bool {
         let Some(cell) = self.cells.get_mut(id) else { return false };
         let is_new = cell.timeline.reach(step, now.unix);
+        let cell = &*cell;
         if let Some(requested) = cell.requested.filter(|_| is_new) {
             let time = now.boot.saturating_sub(requested);
+            if step == Step::Bound
+                && cell.pool.is_none()
+                && let Some(offered) = cell.offering()
+                && let Some(provider) = self.providers.of(cell)
+            {
+                self.start_times.add(provider.key(), &offered.offering.instance_type, time);
+            }
             let histogram = &mut self.starts.of(cell.kind()).steps[step as usize];
             histogram.observe(millis(time));
         }

@@ -14,11 +14,11 @@ use crate::{
     request::CellRequest,
 };
 
-const NODE: ProviderKey = "node";
-const AWAY: ProviderKey = "away";
+pub(super) const NODE: ProviderKey = "node";
+pub(super) const AWAY: ProviderKey = "away";
 const PLACE_AWAY: &str = "region us-east-1";
 
-fn node() -> ProviderSetup {
+pub(super) fn node() -> ProviderSetup {
     let capabilities = Capabilities { provider: NODE, ..capabilities::LOCAL };
     ProviderSetup { max_launches: 1, ..provider_in(capabilities, Some(THIS_NODE)) }
 }
@@ -29,7 +29,7 @@ fn away() -> ProviderSetup {
 }
 
 /// Returns an engine with both providers, which have listed no instance.
-fn with(node: ProviderSetup) -> Engine {
+pub(super) fn with(node: ProviderSetup) -> Engine {
     let seams = Box::new(Counting::default());
     let mut engine = Engine::new(config(), vec![node, away()], seams);
     for provider in [NODE, AWAY] {
@@ -44,7 +44,7 @@ fn shown(engine: &mut Engine, provider: ProviderKey, at: u64, instances: &[Insta
 }
 
 /// Returns an order whose pod has these prices of a cell, in dollars, at each provider.
-fn offered(pod: &str, node: &[u64], away: &[u64]) -> OrderSpec {
+pub(super) fn offered(pod: &str, node: &[u64], away: &[u64]) -> OrderSpec {
     let offers = |provider, prices: &[u64]| {
         let candidate = |price: &u64| Candidate {
             price: Price::from_micros(price * 1_000_000),
@@ -61,7 +61,7 @@ fn offered(pod: &str, node: &[u64], away: &[u64]) -> OrderSpec {
 }
 
 /// Returns the providers and the zones of the launches of effects.
-fn launched_by(engine: &Engine, effects: &Effects) -> Vec<(ProviderKey, Vec<String>)> {
+pub(super) fn launched_by(engine: &Engine, effects: &Effects) -> Vec<(ProviderKey, Vec<String>)> {
     let launched = effects.iter().filter_map(|(cell, effect)| match effect {
         Effect::Launch(launch) => Some((engine.provider_of(cell.as_ref()?)?, launch)),
         _ => None,
