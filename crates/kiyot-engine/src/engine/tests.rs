@@ -293,10 +293,9 @@ fn sandbox_of(cell: &store::Cell) -> JournalSandbox {
 
 fn recovered(record: store::Cell, has_sandbox: bool, now: Now) -> (Engine, CellId) {
     let cell = CellId::parse(&record.id).unwrap();
-    let sandbox = sandbox_of(&record);
     let journal = Journal {
+        sandboxes: has_sandbox.then(|| sandbox_of(&record)).into_iter().collect(),
         cells: vec![(cell.to_string(), record)],
-        sandboxes: has_sandbox.then_some(sandbox).into_iter().collect(),
         ..Journal::default()
     };
     let seams = Box::new(Counting::default());
