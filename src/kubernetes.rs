@@ -29,6 +29,7 @@ use kiyot_kubernetes::{
 use kiyot_proto::admin;
 use kiyot_values::error_chain::error_chain;
 use tokio::{runtime::Builder, sync::oneshot};
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::{
     backends::milpa::{Milpa, inventory::Inventory},
@@ -39,6 +40,7 @@ use crate::{
 };
 
 mod budgets;
+mod node_pods;
 
 use budgets::Shares;
 
@@ -192,7 +194,7 @@ async fn serve(
     stopped: oneshot::Receiver<Infallible>,
 ) {
     let node = milpa.inventory().node().to_owned();
-    let mut declarer = None;
+    let (mut declarer, mut counting) = (None, None);
     if config.reads_requests() {
         let informer =
             PodInformer::start(access.clone(), node.clone(), None, Arc::clone(&counters) as _);
@@ -203,6 +205,8 @@ async fn serve(
             let counter = Arc::clone(&counters) as _;
             CapacityDeclarer::start(options, informer.counted(), room, counter)
         });
+        let count = node_pods::count(Arc::clone(&milpa), informer.counted());
+        counting = Some(AbortOnDropHandle::new(tokio::spawn(count)));
         milpa.set_pod_requests(Arc::new(Requests(informer)));
     }
     let _keeper = config.budgets.then(|| {
@@ -222,7 +226,7 @@ async fn serve(
         (config.cells || config.events).then(|| Publisher::start(options, source, counters));
     // Ends with an error, as nothing is ever sent.
     let _closed = stopped.await;
-    drop(declarer);
+    drop((declarer, counting));
 }
 
 /// The room of a backend's cells.

@@ -73,6 +73,11 @@ async fn live(milpa: &Milpa) -> LiveBackend {
         counted(max_cells, "cell", "cells"),
         counted(waiting, "pod waits", "pods wait")
     )];
+    if let Some((free, pods)) = milpa.cells().free_on_node() {
+        limits.push(format!(
+            "the node: {free} left for cells, beside the reserve and {pods} of pods on the node"
+        ));
+    }
     if cordoned {
         limits.push("note: no cell is launched until `milpactl uncordon`".to_owned());
     }

@@ -10,7 +10,7 @@ use kiyot_link::{bootstrap::Bootstrap, certificate::sha256};
 
 use crate::{
     id::{CellId, NoRandomness, SandboxId},
-    placement::{LaunchRefusal, Refusal, Refusals},
+    placement::{LaunchRefusal, NodeShare, Refusal, Refusals},
     provider::{ErrorClass, Instance, ProviderError},
 };
 
@@ -139,6 +139,8 @@ pub struct Engine {
     /// The boots that never enrolled lately.
     breaker: Breaker,
     budgets: Budgets,
+    /// The requests of the pods on the node that are not in cells.
+    node_pods: NodeShare,
     unwritten: Unwritten,
     effects: Effects,
 }
@@ -167,6 +169,7 @@ impl Engine {
             reported: ReportedPods::default(),
             breaker: Breaker::default(),
             budgets: Budgets::default(),
+            node_pods: NodeShare::default(),
             unwritten: Unwritten::default(),
             effects: Effects::new(),
         }

@@ -32,11 +32,14 @@ struct Known {
 struct KnownPod {
     requests: Requests,
     footprint: Footprint,
+    /// Its uid in CRI, once it has a sandbox.
+    runs_as: Option<String>,
 }
 
 impl KnownPod {
     fn of(pod: &Pod) -> Self {
-        Self { requests: pod.spec.requests(), footprint: pod.footprint() }
+        let runs_as = pod.has_sandbox().then(|| pod.cri_uid().to_owned());
+        Self { requests: pod.spec.requests(), footprint: pod.footprint(), runs_as }
     }
 }
 
@@ -49,6 +52,20 @@ impl Counted {
     pub fn sum(&self) -> Option<Footprint> {
         let known = self.0.borrow();
         known.is_listed.then(|| known.pods.values().map(|pod| &pod.footprint).sum())
+    }
+
+    /// Returns the sum of the pods that have a sandbox and are not in cells, by their uids in CRI;
+    /// `None` before the first list.
+    pub fn outside_cells(&self, is_in_cell: impl Fn(&str) -> bool) -> Option<Footprint> {
+        let known = self.0.borrow();
+        let is_outside = |pod: &&KnownPod| pod.runs_as.as_ref().is_some_and(|uid| !is_in_cell(uid));
+        let outside = known.pods.values().filter(is_outside);
+        known.is_listed.then(|| outside.map(|pod| &pod.footprint).sum())
+    }
+
+    /// Waits until a pod changes. Returns false after the end of the informer.
+    pub async fn changed(&mut self) -> bool {
+        self.0.changed().await.is_ok()
     }
 }
 
@@ -161,6 +178,7 @@ impl Watched for Pods {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
     use tokio::time::Instant;
 
     use super::*;
@@ -169,7 +187,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn lookup_of_an_unknown_pod_ends_after_its_bound() {
         let requests = Requests::default();
-        let pod = KnownPod { requests: requests.clone(), footprint: Footprint::default() };
+        let pod = KnownPod::of(&Pod::default());
         let known = Known { is_listed: true, pods: [("known".to_owned(), pod)].into() };
         let (_sender, known) = watch::channel(known);
         let _task = AbortOnDropHandle::new(tokio::spawn(std::future::pending()));
@@ -180,5 +198,50 @@ mod tests {
         assert_eq!(informer.requests("unknown", limit).await, None);
         // The clock stands still but for the wait, whose timer has a resolution of 1 ms.
         assert!((limit..limit * 2).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    }
+
+    /// Returns a pod with a request of 1 CPU and an overhead of 1 GiB.
+    fn pod(uid: &str, annotations: Value, status: Value) -> (String, KnownPod) {
+        let containers = json!([{ "resources": { "requests": { "cpu": "1" } } }]);
+        let pod = json!({
+            "metadata": { "uid": uid, "annotations": annotations },
+            "spec": { "containers": containers, "overhead": { "memory": "1Gi" } },
+            "status": status,
+        });
+        (uid.to_owned(), KnownPod::of(&serde_json::from_value(pod).unwrap()))
+    }
+
+    /// Verifies A39.
+    #[test]
+    fn pods_outside_cells_count_from_their_sandbox_until_their_end() {
+        let phase = |phase: &str| json!({ "phase": phase });
+        let with_sandbox = |status: &str| {
+            let ready = json!({ "type": "PodReadyToStartContainers", "status": status });
+            json!({ "phase": "Pending", "conditions": [ready] })
+        };
+        let mirror = |uid: &str| json!({ "kubernetes.io/config.mirror": uid });
+        let none = || json!({});
+        let claimed = json!({ "kubernetes.io/target-runtime": "kiyot" });
+        let pods = [
+            pod("running", none(), phase("Running")),
+            pod("kept on the node", claimed, phase("Running")),
+            pod("initializing", none(), with_sandbox("True")),
+            pod("static", mirror("hash-1"), phase("Running")),
+            pod("new", none(), phase("Pending")),
+            pod("without a status", none(), none()),
+            pod("waiting", none(), with_sandbox("False")),
+            pod("done", none(), phase("Succeeded")),
+            pod("failed", none(), phase("Failed")),
+            pod("cell", none(), phase("Running")),
+            pod("static cell", mirror("hash-2"), phase("Running")),
+        ];
+        let sum = |is_listed| {
+            let (_sender, known) = watch::channel(Known { is_listed, pods: pods.clone().into() });
+            let is_in_cell = |uid: &str| ["cell", "hash-2"].contains(&uid);
+            let sum = Counted(known).outside_cells(is_in_cell)?;
+            Some(["cpu", "memory"].map(|name| sum.amount(name)))
+        };
+        assert_eq!(sum(true), Some([4000, 4 << 30]));
+        assert_eq!(sum(false), None);
     }
 }

@@ -38,7 +38,7 @@ pub use budgets::{BudgetKeeper, BudgetOptions, ShareHolder};
 pub use client::{Access, Client, ClientError};
 pub use counter::Counter;
 pub use declarer::{CapacityDeclarer, DeclarerOptions};
-pub use informer::PodInformer;
+pub use informer::{Counted, PodInformer};
 pub use publisher::{Options, Periods, Publisher};
 pub use source::{ShownCell, Source};
 pub use tap::{Room, RoomSource};

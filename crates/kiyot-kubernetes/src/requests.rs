@@ -21,6 +21,8 @@ use node_figures::{ResourceField, Volume};
 
 /// Most containers of a pod that are read.
 const MAX_CONTAINERS: usize = 1000;
+/// Longest uid of a static pod: the kubelet's are hashes of 32 digits.
+const MAX_UID_BYTES: usize = 128;
 
 /// The requests and limits of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -78,19 +80,59 @@ impl<'f> std::iter::Sum<&'f Self> for Footprint {
 #[serde(default)]
 pub struct Pod {
     /// Its metadata.
-    pub metadata: crate::object::Metadata,
+    pub metadata: PodMetadata,
     /// Its containers.
     pub spec: PodSpec,
     status: PodStatus,
+}
+
+/// The metadata of a pod, as far as it is read.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PodMetadata {
+    /// Identity of the object, by the API server.
+    pub uid: String,
+    /// Version of the object, by the API server.
+    pub resource_version: String,
+    annotations: PodAnnotations,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct PodAnnotations {
+    #[serde(rename = "kubernetes.io/config.mirror")]
+    mirror: Option<String>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct PodStatus {
     phase: String,
+    conditions: Vec<Condition>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct Condition {
+    r#type: String,
+    status: String,
 }
 
 impl Pod {
+    /// Returns the uid that the pod has in CRI: of a static pod's mirror, that of the static pod.
+    pub fn cri_uid(&self) -> &str {
+        let mirror = self.metadata.annotations.mirror.as_deref();
+        mirror.filter(|uid| uid.len() <= MAX_UID_BYTES).unwrap_or(&self.metadata.uid)
+    }
+
+    /// Returns whether the kubelet has made its sandbox. Until then the pod may get a cell.
+    pub fn has_sandbox(&self) -> bool {
+        let is_ready =
+            |own: &Condition| own.r#type == "PodReadyToStartContainers" && own.status == "True";
+        !["", "Pending"].contains(&self.status.phase.as_str())
+            || self.status.conditions.iter().any(is_ready)
+    }
+
     /// Returns what the kubelet counts the pod with: its requests, and the overhead of its
     /// RuntimeClass; nothing after its end.
     pub fn footprint(&self) -> Footprint {

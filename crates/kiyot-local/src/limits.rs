@@ -3,7 +3,7 @@
 
 use std::{fs, io, path::Path};
 
-use kiyot_linux::tree::own;
+use kiyot_linux::tree::{RelPath, beneath, own};
 
 use crate::{
     cgroup::{self, Hierarchy, PARENT},
@@ -56,18 +56,20 @@ pub(super) fn set(hierarchies: &[Hierarchy], cell: &str, limits: Limits) -> io::
 
 /// Gives the cgroups of cells the CPU weights that the kubelet gave those of their pods, by their
 /// `cgroup_parent`, and the parent of all cells the sum of theirs, with which they compete with the
-/// pods on the node. Without a cgroup of the pod, a cell keeps its weight.
+/// pods on the node and the system: at most the weight that the kubelet gave the cgroup of all
+/// pods, which is the machine's. Without a cgroup of the pod, a cell keeps its weight.
 pub(super) fn inherit_weights<'a>(
     hierarchies: &[Hierarchy],
     pods: impl IntoIterator<Item = (&'a str, &'a str)> + Clone,
 ) -> io::Result<()> {
     for hierarchy in hierarchies {
         let Some(file) = weight_file(hierarchy)? else { continue };
-        let mut is_changed = false;
+        let (mut is_changed, mut machine) = (false, None);
         for (cell, cgroup_parent) in pods.clone() {
             let Some(pod) = pod_cgroup::relative(cgroup_parent) else { continue };
             let Some(weight) = read(&pod.beneath(&hierarchy.mount), file)? else { continue };
             let weight = weight.clamp(file.least, file.most);
+            machine = machine.max(weight_of_all(&pod, hierarchy, file)?);
             let dir = hierarchy.of_cell(cell);
             if dir.is_dir() && read(&dir, file)? != Some(weight) {
                 write(&own(&dir, file.name), &weight.to_string())?;
@@ -75,10 +77,22 @@ pub(super) fn inherit_weights<'a>(
             }
         }
         if is_changed && let Some(sum) = sum_of_cells(hierarchy, file)? {
+            let sum = machine.map_or(sum, |machine| sum.min(machine.max(file.least)));
             write(&own(&hierarchy.mount.join(PARENT), file.name), &sum.to_string())?;
         }
     }
     Ok(())
+}
+
+/// Returns the weight of the cgroup of all pods, which is at the top of a pod's path; `None` if it
+/// is absent.
+fn weight_of_all(
+    pod: &RelPath,
+    hierarchy: &Hierarchy,
+    file: WeightFile,
+) -> io::Result<Option<u64>> {
+    let Some((top, _)) = pod.as_str().split_once('/') else { return Ok(None) };
+    read(&beneath(&hierarchy.mount, top)?, file)
 }
 
 /// Lowers the weight of the parent of all cells after the removal of one.
@@ -246,7 +260,7 @@ mod tests {
         let pods =
             [(CELL, "/kubepods/pod1"), (other, "/kubepods/pod2"), ("cell-gone", "/kubepods")];
         played.write(&format!("kiyot/{other}/cpu.shares"), "1024");
-        played.write("kubepods/cpu.shares", "1024");
+        played.write("kubepods/cpu.shares", "8192");
         for (first, second) in [(1024, 2048), (512, 2048), (512, 4096)] {
             played.write("kubepods/pod1/cpu.shares", &format!("{first}\n"));
             played.write("kubepods/pod2/cpu.shares", &format!("{second}\n"));
@@ -260,6 +274,25 @@ mod tests {
         played.write("kiyot/cpu.shares", "1");
         inherit_weights(&played.hierarchies, pods).unwrap();
         assert_eq!(played.read("kiyot/cpu.shares"), "1");
+    }
+
+    /// Verifies V11.
+    #[test]
+    fn cells_together_weigh_no_more_than_all_pods_of_the_node() {
+        for (played, file) in [(Played::v1("cpu"), SHARES), (Played::v2("cpu\n"), WEIGHT)] {
+            let other = "cell-bbbbbbbbbbbb";
+            let pods = [(CELL, "/kubepods.slice/pod1"), (other, "/kubepods.slice/b/pod2")];
+            played.write(&format!("kiyot/{other}/{}", file.name), "100");
+            played.write(&format!("kubepods.slice/pod1/{}", file.name), "1500\n");
+            played.write(&format!("kubepods.slice/b/pod2/{}", file.name), "1000\n");
+            for (machine, expected) in [("2000\n", "2000"), ("9999\n", "2500")] {
+                played.write(&format!("kubepods.slice/{}", file.name), machine);
+                played.write(&format!("kiyot/{CELL}/{}", file.name), "100");
+                inherit_weights(&played.hierarchies, pods).unwrap();
+                assert_eq!(played.read(&format!("kiyot/{}", file.name)), expected);
+                assert_eq!(played.of_cell(file.name), "1500");
+            }
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! Only what an operator may see: no values of environment variables, no annotations that kiyot
 //! doesn't read, no tokens and keys.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use kiyot_config::{BackendConfig, ProviderKind};
 use kiyot_engine::{
@@ -78,6 +78,11 @@ impl Inventory {
         keys.extend(sandboxes.map(PodKey::of_sandbox));
         key::sort(&mut keys);
         keys
+    }
+
+    /// Returns the uids of the pods with a sandbox in a cell.
+    pub(crate) fn pod_uids(&self) -> HashSet<Arc<str>> {
+        self.pods.latest_sandboxes().into_iter().map(|(_, _, uid, _)| uid).collect()
     }
 
     /// Returns the pods that a request means: those of a namespace, all if it is empty, with a

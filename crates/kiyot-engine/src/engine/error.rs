@@ -139,14 +139,16 @@ pub enum CellError {
     },
     /// The node has no room for the pod's cell.
     #[error(
-        "cells on the node may have {free} more (reserve_cpu, reserve_memory), and the pod's cell \
-         needs {needed}"
+        "cells on the node may have {free} more (reserve_cpu, reserve_memory{}), and the pod's \
+         cell needs {needed}", of_pods(.pods)
     )]
     NodeFull {
         /// The need.
         needed: NodeShare,
         /// The part of the node that is left for cells.
         free: NodeShare,
+        /// The requests of the pods on the node.
+        pods: NodeShare,
     },
     /// An instance of this owner was launched by another daemon.
     #[error(
@@ -181,6 +183,13 @@ impl CellError {
         let last = causes.into_iter().nth(last.unwrap_or_default())?.1;
         Some(if is_alone { last } else { Self::NoProvider { causes: texts, last: Box::new(last) } })
     }
+}
+
+fn of_pods(pods: &NodeShare) -> String {
+    if *pods == NodeShare::default() {
+        return String::new();
+    }
+    format!(", {pods} of pods on the node")
 }
 
 fn by_provider(causes: &[(ProviderKey, String)]) -> String {

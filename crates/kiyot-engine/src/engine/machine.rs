@@ -1,11 +1,24 @@
 //! The part of the node that the cells on it may have.
 
 use crate::{
-    engine::{CellError, Engine, Offers, cell::Cell, providers::Provider},
+    engine::{CellError, Effects, Engine, Event, Now, Offers, cell::Cell, providers::Provider},
     placement::{Choice, NodeShare},
 };
 
 impl Engine {
+    /// Sets the requests of the pods on the node, which further launches leave free.
+    pub fn set_node_pods(&mut self, requests: NodeShare, now: Now) -> Effects {
+        self.node_pods = requests;
+        self.handle(Event::Tick, now)
+    }
+
+    /// Returns the part of the node that cells may still have, and what the pods on it request;
+    /// `None` without a bound.
+    pub fn free_on_node(&self) -> Option<(NodeShare, NodeShare)> {
+        let free = self.providers.iter().find_map(|provider| self.free_beside(provider, None))?;
+        Some((free, self.node_pods))
+    }
+
     /// Refuses a provider's offers if the node has no room for the pod's cell.
     pub(super) fn check_machine(
         &self,
@@ -15,7 +28,7 @@ impl Engine {
         let share = offers.choice.as_ref().and_then(Choice::share);
         match share.map(|needed| (needed, self.free_beside(provider, None))) {
             Some((needed, Some(free))) if !needed.fits(free) => {
-                Err(CellError::NodeFull { needed, free })
+                Err(CellError::NodeFull { needed, free, pods: self.node_pods })
             }
             _ => Ok(()),
         }
@@ -30,6 +43,6 @@ impl Engine {
         };
         let others = self.cells.values().filter(|cell| but.is_none_or(|but| but.id != cell.id));
         let used = others.filter(is_on_it).fold(NodeShare::default(), |sum, it| sum + it.share);
-        Some(machine - used)
+        Some(machine - self.node_pods - used)
     }
 }

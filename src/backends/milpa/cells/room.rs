@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kiyot_engine::{
     Wanted,
     engine::{Limits, Room},
-    placement::{Most, Requested},
+    placement::{Most, NodeShare, Requested},
     request::{CellRequest, LaunchType},
 };
 
@@ -22,6 +22,20 @@ impl Cells {
         let wanted = Wanted { request, needs, ..Wanted::default() };
         let offers = self.offers(&wanted).await;
         Some(self.shared.core().engine.room(&offers, now()))
+    }
+
+    /// Has cells on the node leave free what its pods request.
+    pub(crate) fn set_node_pods(&self, requests: NodeShare) {
+        self.shared.with_core(|core, now| ((), core.engine.set_node_pods(requests, now)));
+        if let Some((free, _)) = self.free_on_node() {
+            tracing::debug!(pods = %requests, %free, "requests of pods on the node have changed");
+        }
+    }
+
+    /// Returns the part of the node that cells may still have, and what its pods request; `None`
+    /// without a bound.
+    pub(crate) fn free_on_node(&self) -> Option<(NodeShare, NodeShare)> {
+        self.shared.core().engine.free_on_node()
     }
 
     /// Returns what cells on other machines can have at most within limits, if their catalogue is

@@ -144,6 +144,49 @@ async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
     wait_until("no cell is shown", LIMIT, is_empty).await;
 }
 
+/// Verifies A39.
+#[tokio::test]
+async fn cells_leave_free_what_pods_on_the_node_request_and_not_what_those_in_cells_do() {
+    const MORE_THAN_THE_NODE: &str = "900000Gi";
+    let api = with_node(ApiServer::start(&[definition()]).await);
+    let node = Node::start().await;
+    let of_provider = "reserve_memory = \"1Mi\"\n".to_owned();
+    let kiyot = Kiyot::start(&node, KiyotOptions { of_provider, ..with_access(&api) }).await;
+    let mut kubelet = kiyot.kubelet().await;
+    let running = kubelet.run_pod(&pod("in-a-cell", WAIT)).await.unwrap();
+    let large = |mut pod: Value| {
+        pod["spec"]["containers"][0]["resources"]["requests"]["memory"] = json!(MORE_THAN_THE_NODE);
+        pod["status"] = json!({ "phase": "Running" });
+        pod
+    };
+    let in_cell = large(pod_with_requests(&running));
+    let mut local = in_cell.clone();
+    (local["metadata"]["name"], local["metadata"]["uid"]) = (json!("local"), json!("local"));
+    api.put("pods", in_cell);
+    api.put("pods", local);
+    let counts = async |pods: &str| {
+        let is_counted = || {
+            kiyot
+                .log()
+                .lines()
+                .rfind(|line| line.contains("requests of pods on the node"))
+                .is_some_and(|last| last.contains(pods))
+        };
+        wait_until("the pods are counted", LIMIT, async || is_counted().then_some(())).await;
+    };
+    counts("pods=1500m CPU and 921600000 MiB").await;
+    let error = kubelet.run_pod(&pod("beside", WAIT)).await.unwrap_err();
+    let said =
+        "0 MiB more (reserve_cpu, reserve_memory, 1500m CPU and 921600000 MiB of pods on the";
+    assert!(error.message().contains(said), "{error}");
+    kubelet.exec_sync(&running.container("main").id, &["true"]).await.unwrap();
+    api.delete("pods", "default/local");
+    counts("pods=0m CPU and 0 MiB").await;
+    let beside = kubelet.run_pod(&pod("beside-again", WAIT)).await.unwrap();
+    kubelet.stop_and_remove(&running).await.unwrap();
+    remove_and_assert_clean(&mut kubelet, &kiyot, &beside).await;
+}
+
 /// Verifies K6.
 #[tokio::test]
 async fn daemon_in_a_pod_takes_its_service_account_when_it_is_there_and_a_rotated_token() {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use proptest::prelude::*;
 
 use super::{
-    pools::{errors, launches},
+    pools::{errors, launches, pool},
     *,
 };
 use crate::{
@@ -320,6 +320,41 @@ fn node_fills_first_and_the_rest_overflows() {
     engine.handle(Event::Terminate { cell: first.clone(), reason: "stopped".into() }, at(7));
     fail(&mut engine, &first, refused(ErrorClass::Ended, None), 8);
     assert_eq!(launch(&mut engine, sized("again", 3000, 100), 9).1, NODE);
+}
+
+/// Verifies A39.
+#[test]
+fn pods_on_the_node_leave_less_to_further_cells_and_end_none() {
+    let share = |milli_cpus, memory_mib| NodeShare { milli_cpus, memory_mib };
+    let mut engine = with(ProviderSetup { machine: Some(share(4000, 1000)), ..node() });
+    assert!(engine.set_node_pods(share(1000, 100), at(1)).is_empty());
+    assert_eq!(engine.free_on_node(), Some((share(3000, 900), share(1000, 100))));
+    let (first, provider) = launch(&mut engine, sized("first", 2000, 100), 2);
+    assert_eq!(provider, NODE);
+    assert_eq!(launch(&mut engine, sized("too many CPUs", 1001, 1), 3).1, AWAY);
+    assert_eq!(launch(&mut engine, sized("too much memory", 1, 801), 3).1, AWAY);
+    // More than is left, less and more again: what runs goes on, and no order moves.
+    for milli_cpus in [9000, 0, 1500, 9000] {
+        assert!(engine.set_node_pods(share(milli_cpus, 100), at(4)).is_empty());
+        assert!(engine.contains(&first));
+    }
+    assert_eq!(launch(&mut engine, sized("beside", 1, 1), 5).1, AWAY);
+    let mut alone = sized("alone", 1, 1);
+    alone.offers.truncate(1);
+    let (_, effects) = engine.order(alone, at(6));
+    let full = "cells on the node may have 0m CPU and 800 MiB more (reserve_cpu, reserve_memory, \
+                9000m CPU and 100 MiB of pods on the node), and the pod's cell needs 1m CPU and 1 \
+                MiB";
+    assert_eq!(errors(&effects), [full]);
+    engine.set_node_pods(share(2000, 900), at(7));
+    assert_eq!(launch(&mut engine, sized("no CPU", 1, 0), 8).1, AWAY);
+    engine.set_node_pods(share(1000, 800), at(9));
+    assert_eq!(launch(&mut engine, sized("fits", 1000, 100), 10).1, NODE);
+    // A pool is filled once there is room.
+    let mut pool = pool("small", 1);
+    (pool.provider, pool.share) = (NODE, share(1000, 100));
+    assert_eq!(launches(&engine.set_pools(vec![pool], at(11))), []);
+    assert_eq!(launches(&engine.set_node_pods(share(0, 0), at(12))).len(), 1);
 }
 
 proptest! {
