@@ -492,7 +492,14 @@ impl Engine {
         cell.bill.from = Some(now.boot);
         let order = cell.order.waiting().and_then(|sandbox| self.orders.get(sandbox));
         let types = order.and_then(Order::types);
-        cell.launched(&instance.offering, types);
+        let offers = order.zip(cell.provider.as_deref()).and_then(|(it, key)| it.offers_of(key));
+        let choice = offers.and_then(|offers| offers.choice.as_ref());
+        let catalogue = choice.map(|choice| &*choice.catalogue);
+        if !cell.launched(&instance.offering, types, catalogue)
+            && let Some(candidate) = cell.offering().cloned()
+        {
+            self.emit(id, Effect::Log(Notice::NotRequested(candidate)));
+        }
         self.reach(id, Step::Launched, now);
         self.count_enrolled_boot(id);
         self.apply(id, CellEvent::Launched(instance.id.clone()), now);

@@ -16,7 +16,7 @@ use crate::{
         order::starts::{Kind, Starts},
     },
     id::CellId,
-    placement::{Accuracy, Candidate, Offering, Selection},
+    placement::{Accuracy, Candidate, Catalogue, Offering, Selection},
     request::InstanceType as TypeChoice,
 };
 
@@ -223,19 +223,29 @@ fn since_launch(timeline: &Timeline, now: Now) -> Duration {
 }
 
 impl Cell {
-    /// Takes the answer of its launch. An offering that was not requested is taken to cost what the
-    /// most expensive requested one does. `types` are those that the pod names or accepts.
-    pub(super) fn launched(&mut self, offering: &Offering, types: Option<&TypeChoice>) {
-        let Some(request) = &self.launch.request else { return };
+    /// Takes the answer of its launch. An offering that was not requested costs what the catalogue
+    /// says, or else about what the most expensive requested one does. Returns whether it was
+    /// requested. `types` are those that the pod names or accepts.
+    pub(super) fn launched(
+        &mut self,
+        offering: &Offering,
+        types: Option<&TypeChoice>,
+        catalogue: Option<&Catalogue>,
+    ) -> bool {
+        let Some(request) = &self.launch.request else { return true };
         let requested = &request.spec.candidates;
         let selection = Selection { candidates: requested, offering, types };
-        let found = requested.iter().find(|candidate| candidate.offering == *offering);
-        let candidate = found.cloned().unwrap_or_else(|| {
+        let is_it = |candidate: &Candidate| candidate.offering == *offering;
+        let found = requested.iter().find(|candidate| is_it(candidate)).cloned();
+        let is_requested = found.is_some();
+        let known = || catalogue.and_then(|catalogue| catalogue.candidates().find(is_it));
+        let candidate = found.or_else(known).unwrap_or_else(|| {
             let price = requested.iter().map(|candidate| candidate.price).max();
             let price = price.unwrap_or(Price::FREE);
-            Candidate { offering: offering.clone(), price, accuracy: Accuracy::AtMost }
+            Candidate { offering: offering.clone(), price, accuracy: Accuracy::Estimate }
         });
         self.offered = Some(Offered { candidate, reason: selection.to_string() });
+        is_requested
     }
 
     /// Returns the cost since the launch was answered.

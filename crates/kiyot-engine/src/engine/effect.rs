@@ -8,6 +8,7 @@ use crate::{
     StoreError,
     engine::{CellError, ProviderKey, cell::timeline::Step, launch::Launch},
     id::{CellId, SandboxId},
+    placement::Candidate,
     provider::{Attached, Attachment, Instance, InstanceId, LeftOut, ProviderError, Termination},
     wanted::OrderKey,
 };
@@ -245,6 +246,8 @@ pub enum Notice {
         /// The pause, in seconds.
         seconds: u64,
     },
+    /// The provider launched an offering that was not requested, at this price.
+    NotRequested(Candidate),
     /// A launch goes on that was begun by a previous daemon.
     Resumed,
     /// The first container of a cell runs: the milliseconds of each step since the cell's creation.

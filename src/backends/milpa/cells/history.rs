@@ -8,6 +8,7 @@ use std::{
 use kiyot_engine::{
     engine::{Event, Notice},
     id::CellId,
+    placement::Candidate,
     provider::{Instance, ProviderError},
 };
 use tokio::sync::broadcast;
@@ -138,6 +139,10 @@ impl History {
             Notice::LaunchesPaused { reason, seconds } => {
                 ("LaunchesPaused", format!("no cell is launched for {seconds} s: {reason}"))
             }
+            Notice::NotRequested(Candidate { offering, price, accuracy }) => (
+                "NotRequested",
+                format!("{offering} was not requested, {accuracy} {price} an hour"),
+            ),
             Notice::Resumed => ("Resumed", "launch goes on after a restart".to_owned()),
             Notice::Started(steps) => {
                 let steps = steps.iter().map(|(step, millis)| format!("{step} {millis} ms"));

@@ -18,6 +18,7 @@ use kiyot_engine::{
         ProviderKey,
     },
     id::{CellId, SandboxId},
+    placement::Candidate,
     provider::{Attached, Provider, Termination},
 };
 use kiyot_link::log_limit::LogLimits;
@@ -542,6 +543,9 @@ fn log(cell: Option<&CellId>, notice: &Notice) {
         }
         Notice::LaunchesPaused { reason, seconds } => {
             tracing::warn!(cell, %reason, pause_s = seconds, "launches of cells pause in a zone");
+        }
+        Notice::NotRequested(Candidate { offering, price, .. }) => {
+            tracing::warn!(cell, %offering, %price, "provider launched what was not requested");
         }
         Notice::Resumed => tracing::info!(cell, "launch of a cell resumed after a restart"),
         Notice::Started(steps) => {

@@ -3,6 +3,7 @@
 use crate::engine::order::starts::Kind;
 
 use super::*;
+use crate::placement::{CatalogueFile, Needs, Rules};
 
 /// Takes a step of a start, in seconds.
 fn reached(engine: &mut Engine, cell: &CellId, step: Step, seconds: u64) -> Effects {
@@ -75,16 +76,60 @@ fn cost_survives_a_restart() {
     assert_eq!(second.account(&cell, at(101)).unwrap().timeline, first.cells[&cell].timeline);
 }
 
+/// Returns the offerings that were not requested, by the notices of effects.
+fn not_requested(effects: &Effects) -> Vec<&Candidate> {
+    let noticed = effects.iter().filter_map(|(_, effect)| match effect {
+        Effect::Log(Notice::NotRequested(candidate)) => Some(candidate),
+        _ => None,
+    });
+    noticed.collect()
+}
+
+/// Verifies A40.
 #[test]
-fn offering_that_was_not_requested_costs_what_the_dearest_does() {
+fn offering_without_a_price_that_was_not_requested_costs_about_what_the_dearest_does() {
     let mut engine = engine(capabilities::CLOUD);
     let (cell, _) = launched(&mut engine, "pod", at(1));
     let other = Instance { offering: offering("elsewhere"), ..launched_as("i", &cell) };
-    engine.handle(Event::Launched(cell.clone(), Ok(other)), at(1));
-    let account = engine.account(&cell, at(1)).unwrap();
+    let effects = engine.handle(Event::Launched(cell.clone(), Ok(other)), at(1));
     let expected =
-        Candidate { offering: offering("elsewhere"), price: PRICE, accuracy: Accuracy::AtMost };
-    assert_eq!(account.offering, Some(expected));
+        Candidate { offering: offering("elsewhere"), price: PRICE, accuracy: Accuracy::Estimate };
+    assert_eq!(not_requested(&effects), [&expected]);
+    assert_eq!(engine.account(&cell, at(1)).unwrap().offering, Some(expected));
+}
+
+/// Verifies A40.
+#[test]
+fn dearer_offering_that_was_not_requested_is_paid_and_counts_for_limits() {
+    let dollars = |dollars: u64| Price::from_micros(dollars * 1_000_000);
+    let offering =
+        Offering { instance_type: "huge".into(), zone: "".into(), market: Market::OnDemand };
+    let dear = Candidate { offering, price: dollars(50), accuracy: Accuracy::Exact };
+    let file = "instance_type,vcpus,memory_mib,architectures,on_demand_usd_per_hour\n\
+                huge,64,4096,x86_64,50\n";
+    let catalogue = CatalogueFile::parse(file.as_bytes()).unwrap().catalogue;
+    let choice = Choice {
+        catalogue: Arc::new(catalogue),
+        needs: Arc::new(Needs::default()),
+        rules: Arc::new(Rules::default()),
+    };
+    for (price, namespace_price) in [(Some(dollars(10)), None), (None, Some(dollars(10)))] {
+        let mut engine = engine(capabilities::CLOUD);
+        engine.set_limits(Limits { price, namespace_price, ..Limits::default() }, at(1));
+        let (_, effects) = engine.order(spec("pod").choosing(choice.clone()), at(1));
+        let cell = pools::launches(&effects).remove(0);
+        let lie = Instance { offering: dear.offering.clone(), ..launched_as("i", &cell) };
+        let effects = engine.handle(Event::Launched(cell.clone(), Ok(lie.clone())), at(1));
+        assert_eq!(not_requested(&effects), [&dear]);
+        // The limit is passed, which no launch repeats, and the cell is billed for what it is.
+        let (_, effects) = engine.order(spec("next"), at(2));
+        let errors = pools::errors(&effects);
+        let held = format!("held by 1 cell: $50.0000 an hour (the most expensive: {cell}");
+        assert!(errors.len() == 1 && errors[0].contains(&held), "{errors:?}");
+        assert_eq!(cost(&engine, &cell, 3601), (50_000_000, 50_000_000));
+        let record = engine.cells[&cell].stored().offering.unwrap();
+        assert_eq!((record.price_micros, &*record.instance_type), (50_000_000, "huge"));
+    }
 }
 
 /// Verifies A17.
