@@ -29,6 +29,8 @@ use qemu::QemuSubject;
 
 /// The time for which an API is down in the cases of an outage.
 const OUTAGE: Duration = Duration::from_secs(30 * 60);
+/// The listings of an outage beside a second provider, which are enough for its cells to be ended.
+const SHORT_OUTAGE_LISTINGS: usize = 5;
 
 /// A provider under test.
 trait Subject: Send + Sync + 'static {
@@ -68,6 +70,10 @@ trait Subject: Send + Sync + 'static {
     fn assert_nothing_left(&self, launched: &[InstanceId]);
     /// Returns the listings of an outage.
     fn listings_of_outage(&self) -> usize;
+    /// Returns a second provider of the daemon, which has no faults.
+    fn second(&self) -> Option<&Arc<SimProvider>> {
+        None
+    }
 }
 
 /// The simulated cloud under test.
@@ -118,6 +124,57 @@ impl Subject for SimSubject {
     }
 }
 
+/// Cells on the node, with the simulated cloud as the second provider of the daemon.
+struct BesideSim(NetnsSubject, Arc<SimProvider>);
+
+impl BesideSim {
+    fn new() -> Self {
+        Self(NetnsSubject::new(), Arc::new(SimProvider::new()))
+    }
+}
+
+impl Subject for BesideSim {
+    fn provider(&self) -> Arc<dyn Provider> {
+        self.0.provider()
+    }
+
+    fn inject(&self, fault: Fault) -> bool {
+        self.0.inject(fault)
+    }
+
+    fn heal(&self) {
+        self.0.heal();
+    }
+
+    fn holds_launch(&self) -> bool {
+        self.0.holds_launch()
+    }
+
+    fn shutdowns(&self) -> Option<&Gate> {
+        self.0.shutdowns()
+    }
+
+    fn settle(&self) {
+        self.0.settle();
+    }
+
+    fn running(&self) -> Vec<(InstanceId, CellId)> {
+        self.0.running()
+    }
+
+    fn assert_nothing_left(&self, launched: &[InstanceId]) {
+        self.0.assert_nothing_left(launched);
+    }
+
+    fn listings_of_outage(&self) -> usize {
+        SHORT_OUTAGE_LISTINGS
+    }
+
+    fn second(&self) -> Option<&Arc<SimProvider>> {
+        Some(&self.1)
+    }
+}
+
 /// Returns the number of listings in an outage.
 fn listings(period: Duration) -> usize {
     usize::try_from(OUTAGE.as_secs() / period.as_secs()).unwrap()
@@ -136,7 +193,7 @@ fn applies(provider: &str, subject: &impl Subject, fault: Option<Fault>) -> bool
 
 /// Runs each case with every provider, unless its fault has no meaning for it. Those of single
 /// calls are run with virtual machines, too, and the others with virtual machines that have an
-/// agent.
+/// agent, and with cells on the node beside a second provider.
 macro_rules! conformance {
     ($($module:ident :: $case:ident $(($fault:ident))?)*) => {
         /// All cases with their faults.
@@ -151,6 +208,10 @@ macro_rules! conformance {
         mod of_netns {
             use super::*;
             $(conformance!(case "netns", NetnsSubject::new(), $module $case $($fault)?);)*
+        }
+        mod of_netns_beside_sim {
+            use super::*;
+            $(conformance!(two $module $case $($fault)?);)*
         }
         mod of_qemu {
             use super::*;
@@ -171,6 +232,13 @@ macro_rules! conformance {
     };
     (machine contract $case:ident $($fault:ident)?) => {
         conformance!(case "qemu", QemuSubject::with_machines(), contract $case $($fault)?);
+    };
+    // Single calls are to a single provider, and these cases wait for long.
+    (two contract $case:ident $($fault:ident)?) => {};
+    (two outcomes late_reply_of_a_launch_leaves_nothing $fault:ident) => {};
+    (two outcomes slow_termination_keeps_its_cell $fault:ident) => {};
+    (two outcomes $case:ident $($fault:ident)?) => {
+        conformance!(case "netns", BesideSim::new(), outcomes $case $($fault)?);
     };
     // Their agents are played, which a guest is not.
     (machine outcomes $case:ident $($fault:ident)?) => {};

@@ -26,7 +26,7 @@ pub(super) async fn lost_reply_of_a_launch_makes_one_cell(subject: Arc<impl Subj
     subject.inject(Fault::HeldLaunch);
     let lost = world.launch("pod", LIMIT);
     world.launch_is_held().await;
-    let before = world.cells.all();
+    let before = world.all();
     world.restart().await;
     assert!(matches!(lost.await.unwrap(), Err(CellError::Stopping)));
     subject.heal();
@@ -45,7 +45,7 @@ pub(super) async fn late_reply_of_a_launch_leaves_nothing(subject: Arc<impl Subj
     // The time of the call is over before the reply comes.
     let late = world.launch("pod", Duration::ZERO);
     wait_for("the launch has begun", async || subject.holds_launch()).await;
-    let first = world.cells.all().remove(0);
+    let first = world.all().remove(0);
     subject.heal();
     let error = late.await.unwrap().unwrap_err();
     assert!(matches!(error, CellError::NotLaunched { .. }), "{error:?}");
@@ -60,9 +60,9 @@ pub(super) async fn late_launch_leaves_nothing(subject: Arc<impl Subject>) {
     subject.inject(Fault::LateLaunch);
     let late = world.launch("pod", Duration::ZERO);
     world.failures("launch", ErrorClass::Unanswered, 1).await;
-    let first = world.cells.all().remove(0);
+    let first = world.all().remove(0);
     assert!(late.await.unwrap().is_err());
-    assert_eq!(world.cells.all(), std::slice::from_ref(&first), "it may have an instance");
+    assert_eq!(world.all(), std::slice::from_ref(&first), "it may have an instance");
     subject.heal();
     world.ends(&first).await;
     let cell = world.run("pod").await;
@@ -76,11 +76,11 @@ pub(super) async fn refused_launch_leaves_nothing(subject: Arc<impl Subject>) {
     subject.inject(Fault::RefusedLaunch);
     let error = world.launch("pod", LIMIT).await.unwrap().unwrap_err();
     let error = match error {
-        CellError::Launches { last, .. } => *last,
+        CellError::Launches { last, .. } | CellError::NoProvider { last, .. } => *last,
         error => error,
     };
     assert!(matches!(error, CellError::Provider(_)), "{error:?}");
-    wait_for("the cell has ended", async || world.cells.all().is_empty()).await;
+    wait_for("the cell has ended", async || world.all().is_empty()).await;
     assert_eq!(subject.running(), []);
     subject.heal();
     world.run("pod").await;
@@ -188,7 +188,7 @@ pub(super) async fn slow_termination_keeps_its_cell(subject: Arc<impl Subject>) 
     })
     .await;
     world.listings(LISTINGS).await;
-    assert_eq!(world.cells.all(), std::slice::from_ref(&cell), "it counts until its end");
+    assert_eq!(world.all(), std::slice::from_ref(&cell), "it counts until its end");
     if provider.capabilities().awaits_ends() {
         assert!(!stopping.is_finished());
         let blocked = world.launch("pod", SHORT).await.unwrap().unwrap_err();
@@ -210,7 +210,7 @@ pub(super) async fn failed_termination_is_retried_until_the_end(subject: Arc<imp
     let stopped = world.cells.terminate(&cell, "stopped").await;
     assert_eq!(stopped.is_err(), subject.provider().capabilities().awaits_ends());
     world.failures("terminate", ErrorClass::Transient, 2).await;
-    assert_eq!(world.cells.all(), std::slice::from_ref(&cell), "it counts until its end");
+    assert_eq!(world.all(), std::slice::from_ref(&cell), "it counts until its end");
     subject.heal();
     world.ends(&cell).await;
     world.stop_all().await;
@@ -256,7 +256,7 @@ pub(super) async fn outage_of_half_an_hour_ends_nothing(subject: Arc<impl Subjec
     world.listings(subject.listings_of_outage()).await;
     assert!(world.calls.failed("list", ErrorClass::Transient) > 0);
     world.assert_lives(&kept).await;
-    assert!(world.cells.all().contains(&stopped), "its end is not proven");
+    assert!(world.all().contains(&stopped), "its end is not proven");
     assert_eq!(subject.running().len(), 2);
     subject.heal();
     world.ends(&stopped).await;
@@ -284,7 +284,7 @@ pub(super) async fn denied_calls_leave_nothing(subject: Arc<impl Subject>) {
     // The end of the pod is the agent's; that of its instance waits for the permission.
     world.cells.terminate(&cell, "stopped").await.unwrap();
     world.failures("terminate", ErrorClass::Auth, 2).await;
-    assert_eq!(world.cells.all(), std::slice::from_ref(&cell));
+    assert_eq!(world.all(), std::slice::from_ref(&cell));
     subject.heal();
     world.ends(&cell).await;
     world.stop_all().await;

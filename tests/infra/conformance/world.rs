@@ -17,9 +17,9 @@ use kiyot::backends::milpa::{
 };
 use kiyot_engine::{
     OrderKey, Wanted,
-    engine::CellError,
+    engine::{CellError, ProviderKey},
     id::{CellId, SandboxId},
-    provider::{ErrorClass, InstanceId},
+    provider::{ErrorClass, InstanceId, Provider},
 };
 use kiyot_link::bootstrap::Bootstrap;
 use kiyot_local::boot_id;
@@ -111,6 +111,8 @@ pub(super) struct World<S> {
     store: Store,
     /// The suffix of its pods' uids.
     name: String,
+    /// The cell of a pod at the second provider, which lives until the end.
+    beside: Option<CellId>,
     _dir: tempfile::TempDir,
 }
 
@@ -123,7 +125,26 @@ impl<S: Subject> World<S> {
             Arc::new(PlayedGateway { subject: Arc::clone(subject), tokens: Mutex::default() });
         let (cells, agents) = serve(&store, &calls, &played).await;
         let name = SandboxId::mint().unwrap().to_string();
-        Self { subject: Arc::clone(subject), cells, calls, played, agents, store, name, _dir: dir }
+        let subject = Arc::clone(subject);
+        let (beside, _dir) = (None, dir);
+        let mut world = Self { subject, cells, calls, played, agents, store, name, beside, _dir };
+        if world.subject.second().is_some() {
+            let key = world.subject.capabilities().provider;
+            world.beside = Some(world.run_without(Some(key), "beside").await);
+        }
+        world
+    }
+
+    /// Returns the cells of the subject.
+    pub(super) fn all(&self) -> Vec<CellId> {
+        let mut all = self.cells.all();
+        all.retain(|cell| self.beside.as_ref() != Some(cell));
+        all
+    }
+
+    /// Returns the key of the second provider, which has no cell for the pods of a case.
+    fn second(&self) -> Option<ProviderKey> {
+        self.subject.second().map(|second| second.capabilities().provider)
     }
 
     /// Ends the daemon, with all its calls, and starts another.
@@ -142,6 +163,16 @@ impl<S: Subject> World<S> {
         pod: &str,
         timeout: Duration,
     ) -> JoinHandle<Result<BoundCell, CellError>> {
+        self.launch_without(self.second(), pod, timeout)
+    }
+
+    /// Launches a cell for a pod that a provider refuses.
+    fn launch_without(
+        &self,
+        provider: Option<ProviderKey>,
+        pod: &str,
+        timeout: Duration,
+    ) -> JoinHandle<Result<BoundCell, CellError>> {
         let (cells, sandbox) = (Arc::clone(&self.cells), SandboxId::mint().unwrap());
         let key = OrderKey {
             pod_uid: format!("{pod}-{}", self.name),
@@ -149,14 +180,20 @@ impl<S: Subject> World<S> {
             name: pod.to_owned(),
             attempt: 0,
         };
-        let wanted = Arc::new(Wanted { key, ..Wanted::default() });
+        let refused_by = provider.map(|key| (key, "the pod is of the other".into()));
+        let refused_by = refused_by.into_iter().collect();
+        let wanted = Arc::new(Wanted { key, refused_by, ..Wanted::default() });
         tokio::spawn(async move { cells.launch(wanted, sandbox, Some(timeout)).await })
     }
 
     /// Runs a pod: repeats the launch until it succeeds, and records the sandbox.
     pub(super) async fn run(&self, pod: &str) -> CellId {
+        self.run_without(self.second(), pod).await
+    }
+
+    async fn run_without(&self, provider: Option<ProviderKey>, pod: &str) -> CellId {
         let bound = poll_until(format!("{pod} runs"), LIMIT, PAUSE, async || {
-            self.launch(pod, LIMIT).await.unwrap().ok()
+            self.launch_without(provider, pod, LIMIT).await.unwrap().ok()
         })
         .await;
         let (sandbox, cell) = (bound.sandbox.to_string(), bound.cell.id);
@@ -171,7 +208,7 @@ impl<S: Subject> World<S> {
     /// Waits until a launch has begun whose reply is held. Agents of instances connect meanwhile.
     pub(super) async fn launch_is_held(&self) {
         wait_for("the launch has begun", async || self.subject.holds_launch()).await;
-        for link in self.cells.all().iter().filter_map(|cell| self.agents.link(cell)) {
+        for link in self.all().iter().filter_map(|cell| self.agents.link(cell)) {
             wait_for("the agent has connected", async || link.control.is_connected()).await;
         }
     }
@@ -239,13 +276,26 @@ impl<S: Subject> World<S> {
         .await;
     }
 
+    /// Asserts that the pod at the second provider was unharmed.
+    async fn assert_beside_lives(&self) {
+        let (Some(second), Some(beside)) = (self.subject.second(), &self.beside) else { return };
+        let running: Vec<CellId> = second.running().into_iter().map(|(_, cell)| cell).collect();
+        assert_eq!(running, std::slice::from_ref(beside));
+        assert_eq!(self.phase(beside).await, Some(CellPhase::Bound));
+    }
+
     /// Stops the pods of all cells, and asserts that nothing is left.
     pub(super) async fn stop_all(&self) {
+        self.assert_beside_lives().await;
         for cell in self.cells.all() {
             let _retried = self.cells.terminate(&cell, "stopped").await;
         }
         wait_until("no instance is left", LIMIT, async || {
-            (self.cells.all().is_empty() && self.subject.running().is_empty()).then_some(())
+            let second = self.subject.second();
+            let is_left = !self.cells.all().is_empty()
+                || !self.subject.running().is_empty()
+                || second.is_some_and(|second| !second.running().is_empty());
+            (!is_left).then_some(())
         })
         .await;
         let launched: Vec<InstanceId> = self.calls.launched().into_iter().collect();
@@ -281,9 +331,10 @@ async fn serve<S: Subject>(
         retry_pause: Duration::from_millis(10),
         ..CellsConfig::default()
     };
-    let cells = Cells::start(config, store.clone(), vec![Configured::new(Arc::new(recorder))])
-        .await
-        .unwrap();
+    let first = Configured::new(Arc::new(recorder));
+    let second = subject.second().map(|second| Configured::new(Arc::clone(second) as _));
+    let providers = [first].into_iter().chain(second).collect();
+    let cells = Cells::start(config, store.clone(), providers).await.unwrap();
     let agents = if let Some(socket) = subject.gateway_socket() {
         let config = gateway_config(socket, Ca::load_or_make(store).await.unwrap());
         let gateway = Gateway::start(config, Arc::clone(&cells) as _).await.unwrap();
@@ -300,7 +351,9 @@ async fn serve<S: Subject>(
 async fn run_agents<S: Subject>(cells: Arc<Cells>, gateway: Arc<PlayedGateway<S>>) {
     let mut connected = BTreeSet::new();
     loop {
-        for (_, cell) in gateway.subject.running() {
+        let of_second = gateway.subject.second().map(|second| second.running());
+        for (_, cell) in gateway.subject.running().into_iter().chain(of_second.unwrap_or_default())
+        {
             let token = gateway.tokens.lock().unwrap().get(&cell).cloned();
             let Some(token) = token.filter(|_| !connected.contains(&cell)) else { continue };
             let token = hex::encode(digest(&SHA256, token.as_bytes()));
