@@ -12,6 +12,7 @@ use std::{
 
 use clap::{Args, ValueEnum, value_parser};
 use kiyot_config::{BackendConfig, Config, MilpaBackend};
+use kiyot_engine::placement::Size;
 use kiyot_sim::{
     Faults, NodeOptions, SimulationOptions, SimulationReport, Workload, WorkloadPod, simulate,
 };
@@ -27,7 +28,10 @@ const MAX_PODS: u32 = 1_000_000;
 /// The longest simulated time, in hours: a month.
 const MAX_HOURS: u32 = 31 * 24;
 /// The configurations that are compared at most.
-const MAX_CONFIGS: usize = 2;
+const MAX_CONFIGS: usize = 3;
+
+/// The most CPUs and GiB of a node.
+const MAX_NODE: i64 = 65_536;
 
 /// Arguments of `simulate`.
 #[derive(Debug, Args)]
@@ -55,8 +59,8 @@ pub(super) struct SimulateArguments {
     /// File for the events, a line each.
     #[arg(long, conflicts_with = "trace")]
     events: Option<PathBuf>,
-    /// Path of the configuration whose warm pools, limits and placement are simulated. A second one
-    /// is shown beside the first.
+    /// Path of the configuration whose warm pools, limits and placement are simulated. A second and
+    /// a third one are shown beside the first.
     #[arg(long, requires = "trace")]
     config: Vec<PathBuf>,
     /// Pods instead of random ones: comma-separated values with the columns arrival_s, duration_s,
@@ -75,6 +79,18 @@ pub(super) struct SimulateArguments {
         value_parser = value_parser!(u32).range(1..=3600)
     )]
     boot_seconds: u32,
+    /// CPUs of the node, for cells on it as the key `providers` says. By default all cells are
+    /// instances of the catalogue.
+    #[arg(
+        long,
+        requires = "trace",
+        requires = "node_gib",
+        value_parser = value_parser!(u32).range(1..=MAX_NODE)
+    )]
+    node_cpus: Option<u32>,
+    /// Memory of the node in GiB.
+    #[arg(long, requires = "node_cpus", value_parser = value_parser!(u32).range(1..=MAX_NODE))]
+    node_gib: Option<u32>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -129,7 +145,8 @@ fn run_trace(arguments: &SimulateArguments, trace: &Path) -> Result<Output, Usag
     if arguments.config.len() > MAX_CONFIGS {
         let given = arguments.config.len();
         return Err(UsageError(format!(
-            "--config is given {given} times; allowed: once, or twice to compare"
+            "--config is given {given} times; allowed: once, or up to {MAX_CONFIGS} times to \
+             compare"
         )));
     }
     let of_trace =
@@ -140,13 +157,15 @@ fn run_trace(arguments: &SimulateArguments, trace: &Path) -> Result<Output, Usag
     let file = catalogues::read(&arguments.catalogue)?;
     let catalogue = Arc::new(file.catalogue);
     let boot = Duration::from_secs(arguments.boot_seconds.into());
+    let size = arguments.node_cpus.zip(arguments.node_gib);
+    let size = size.map(|(cpus, gib)| Size { cpus, memory_mib: u64::from(gib) * 1024 });
     let mut reports = Vec::new();
     for path in &arguments.config {
         let config = super::load(path)?;
         let milpa = milpa(&config).ok_or_else(|| {
             UsageError(format!("{}: has no backend with type = \"milpa\"", path.display()))
         })?;
-        let node = Arc::new(NodeOptions::of(milpa, Arc::clone(&catalogue), boot));
+        let node = Arc::new(NodeOptions::of(milpa, Arc::clone(&catalogue), boot, size));
         let options = SimulationOptions {
             seed: arguments.seed,
             workload: Workload::Known { pods: Arc::clone(&pods), node },

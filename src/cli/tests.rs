@@ -531,6 +531,17 @@ fn document_has_the_simulation_of_the_bursty_day() {
 }
 
 #[test]
+fn document_has_the_simulation_of_an_overflow() {
+    let line = "kiyot simulate --node-cpus 8 --node-gib 16 --trace examples/bursty-day.csv \
+                --config examples/on-node.toml --config examples/overflow.toml --config \
+                examples/on-ec2.toml";
+    let text = execute_line(&line.split(' ').collect::<Vec<_>>()).unwrap();
+    let (table, _charts) = text.split_once("\n\n").unwrap();
+    let document = std::fs::read_to_string("docs/providers.md").unwrap().replace(" \\\n    ", " ");
+    assert!(document.contains(&format!("$ {line}\n{table}\n")), "docs/providers.md lacks\n{table}");
+}
+
+#[test]
 fn unusable_trace_is_a_usage_error() {
     let config = file("examples/opt-in.toml");
     let dir = tempfile::tempdir().unwrap();
@@ -552,9 +563,10 @@ fn unusable_trace_is_a_usage_error() {
         let Err(UsageError(text)) = simulated(&arguments) else { panic!("{arguments:?}") };
         assert!(text.contains(reason), "{text}");
     }
-    let thrice = ["--config", &config, "--config", &config, "--config", &config, "--trace", &good];
-    let Err(UsageError(text)) = simulated(&thrice) else { panic!() };
-    assert!(text.contains("--config is given 3 times"), "{text}");
+    let too_many = ["--config", &config].repeat(4);
+    let too_many = [&too_many[..], &["--trace", &good]].concat();
+    let Err(UsageError(text)) = simulated(&too_many) else { panic!() };
+    assert!(text.contains("--config is given 4 times"), "{text}");
     let text = simulated(&["--config", &config, "--trace", &huge]).unwrap();
     assert!(text.contains("1 pod is left out, the first because"), "{text}");
     // Longer than the launch timeout.
@@ -566,6 +578,7 @@ fn unusable_trace_is_a_usage_error() {
         ["kiyot", "simulate", "--config", "kiyot.toml"],
         ["kiyot", "simulate", "--boot-seconds", "20"],
         ["kiyot", "simulate", "--pods", "0"],
+        ["kiyot", "simulate", "--node-cpus", "8"],
     ] {
         assert!(Arguments::try_parse_from(line).is_err(), "{line:?}");
     }

@@ -19,6 +19,9 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time of a slow termination, in seconds.
 const SLOW_END: (u64, u64) = (600, 3600);
 
+/// The time of a call and of a termination on the node, in milliseconds.
+const ON_NODE: (u64, u64) = (20, 500);
+
 /// A call to the provider.
 #[derive(Debug, Clone)]
 pub(super) enum Call {
@@ -51,7 +54,10 @@ impl World<'_> {
     /// Calls the provider: the request and its reply may be lost, late or refused.
     pub(super) fn call(&mut self, provider: ProviderKey, call: Call) {
         let (run, faults) = (self.run, self.faults());
-        let wait = self.rng.long_tailed(Duration::from_millis(200), Duration::from_secs(5));
+        let wait = match self.node.on_node_of(provider) {
+            Some(_) => self.rng.millis(ON_NODE.0, ON_NODE.1),
+            None => self.rng.long_tailed(Duration::from_millis(200), Duration::from_secs(5)),
+        };
         let unanswered = |doing: &str| {
             ProviderError::without_cause(ErrorClass::Unanswered, format!("{doing}: no answer"))
         };
@@ -210,6 +216,8 @@ impl World<'_> {
         let takes = if known.is_none_or(|known| known.ending.is_some()) {
             // A repeated call changes nothing.
             Duration::ZERO
+        } else if self.node.on_node_of(provider).is_some() {
+            self.rng.millis(ON_NODE.0, ON_NODE.1)
         } else if self.strikes("slow_end", self.faults().slow_end) {
             self.rng.seconds(SLOW_END.0, SLOW_END.1)
         } else {

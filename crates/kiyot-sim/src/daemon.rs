@@ -113,7 +113,7 @@ impl World<'_> {
             place: None,
             max_launches: 3,
             boots: None,
-            machine: None,
+            machine: self.node.on_node_of(provider).and_then(|on_node| on_node.machine),
         };
         let setups = self.node.providers().into_iter().map(setup).collect();
         let journal = Journal {

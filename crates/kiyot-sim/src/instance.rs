@@ -33,7 +33,7 @@ impl World<'_> {
             .iter()
             .find(|(name, _)| *name == launched.offering.instance_type)
             .unwrap_or(&BOOT[BOOT.len() - 1]);
-        let usual = self.node.boot.unwrap_or(*of_type);
+        let usual = self.node.boot_of(&launched.offering).unwrap_or(*of_type);
         let mut boot = self.rng.time_of(&usual);
         if self.strikes("slow_boot", faults.slow_boot) {
             boot = self.rng.time_of(&SLOW_BOOT);

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use kiyot_engine::{
     OrderKey, Wanted,
-    engine::{Event, JournalSandbox, Offers, OrderSpec},
+    engine::{Event, JournalSandbox, Offers, OrderSpec, ProviderKey},
     id::{CellId, SandboxId},
     placement::{Candidate, Choice, Market, Needs, NoFit, Requested, rank},
     request::{Architecture, CellRequest, HealthyTimeout, LaunchType},
@@ -12,9 +12,7 @@ use kiyot_engine::{
 use kiyot_values::{error_chain::error_chain, names::DEFAULT_NAMESPACE};
 
 use crate::{
-    Workload, WorkloadPod,
-    cloud::CAPABILITIES,
-    daemon,
+    Workload, WorkloadPod, daemon,
     pools::Kind,
     world::{Happening, World},
 };
@@ -77,13 +75,13 @@ impl Pod {
 fn wanted(
     number: usize,
     namespace: &str,
-    needs: Needs,
+    needs: Arc<Needs>,
     healthy_timeout: Option<HealthyTimeout>,
 ) -> Arc<Wanted> {
     let (uid, namespace) = (format!("pod-{number}"), namespace.to_owned());
     let key = OrderKey { pod_uid: uid.clone(), namespace, name: uid, attempt: 0 };
     let request = CellRequest { healthy_timeout, ..CellRequest::default() };
-    let (identity, needs) = ("first".to_owned(), Arc::new(needs));
+    let identity = "first".to_owned();
     Arc::new(Wanted { key, identity, request, needs, ..Wanted::default() })
 }
 
@@ -98,12 +96,16 @@ impl World<'_> {
     /// Creates known pods, apart from those that no offering fits.
     fn create_known_pods(&mut self, pods: &[WorkloadPod]) {
         for pod in pods {
-            let defaults = &self.node.rules.defaults;
-            let needs = Needs::new(&pod.request, &Requested::default(), defaults);
-            let (catalogue, rules) = (&self.node.catalogue, &self.node.rules);
-            if rank(catalogue, &needs, rules, &()).is_empty() {
+            let needs = Arc::new(self.node.needs(&pod.request));
+            let providers = self.node.providers().into_iter();
+            let choices = providers.map(|provider| self.node.choice(provider, &needs));
+            let unfit = choices.map(|Choice { catalogue, needs, rules }| {
+                let fits = !rank(&catalogue, &needs, &rules, &()).is_empty();
+                (!fits).then(|| error_chain(&NoFit::new(&catalogue, &needs, &rules)))
+            });
+            if let Some(unfit) = unfit.collect::<Option<Vec<String>>>() {
                 if self.meter.unplaced.0 == 0 {
-                    self.meter.unplaced.1 = error_chain(&NoFit::new(catalogue, &needs, rules));
+                    self.meter.unplaced.1 = unfit.join("; ");
                 }
                 self.meter.unplaced.0 += 1;
                 continue;
@@ -136,7 +138,7 @@ impl World<'_> {
                 _ => None,
             };
             self.pods.push(Pod {
-                wanted: wanted(number as usize, DEFAULT_NAMESPACE, needs, healthy_timeout),
+                wanted: wanted(number as usize, DEFAULT_NAMESPACE, needs.into(), healthy_timeout),
                 call: 0,
                 candidates,
                 kind: Some(kind),
@@ -177,24 +179,18 @@ impl World<'_> {
         candidates
     }
 
-    /// Returns the offerings of a pod that were not refused lately, the preferred first.
-    fn candidates(&self, number: usize) -> Vec<Candidate> {
-        let (Some(pod), Some(daemon)) = (self.pods.get(number), &self.daemon) else {
-            return Vec::new();
-        };
+    /// Returns the offerings of a provider for a pod that were not refused lately, the preferred
+    /// first.
+    fn candidates(&self, pod: &Pod, provider: ProviderKey, choice: &Choice) -> Vec<Candidate> {
+        let Some(daemon) = &self.daemon else { return Vec::new() };
         if let Some(candidates) = &pod.candidates {
-            return candidates.clone();
+            let is_own = |it: &&Candidate| self.node.provider_of(&it.offering) == provider;
+            return candidates.iter().filter(is_own).cloned().collect();
         }
-        let needs = &pod.wanted.needs;
-        let machine = needs.machine();
-        let refusals = daemon.engine.refusals_for(
-            CAPABILITIES.provider,
-            &BTreeMap::new(),
-            &machine,
-            self.time(),
-        );
-        let at = refusals.at(self.now);
-        rank(&self.node.catalogue, needs, &self.node.rules, &at)
+        let Choice { catalogue, needs, rules } = choice;
+        let (machine, now) = (needs.machine(), self.time());
+        let refusals = daemon.engine.refusals_for(provider, &BTreeMap::new(), &machine, now);
+        rank(catalogue, needs, rules, &refusals.at(self.now))
     }
 
     /// Plans the next run of a pod's sandbox, instead of an earlier one.
@@ -233,27 +229,24 @@ impl World<'_> {
             Arc::make_mut(&mut pod.wanted).identity = format!("changed at {}", now.as_secs());
             pod.candidates = changed.or(pod.candidates.take());
         }
-        let candidates = self.candidates(number);
-        if candidates.is_empty() {
+        let Some(pod) = self.pods.get(number) else { return };
+        let offers = self.node.providers().into_iter().map(|provider| {
+            let choice = self.node.choice(provider, &pod.wanted.needs);
+            Offers {
+                provider,
+                candidates: Ok(self.candidates(pod, provider, &choice)),
+                parameters: BTreeMap::new(),
+                choice: Some(choice),
+            }
+        });
+        let offers: Vec<Offers> = offers.collect();
+        let has_candidates = |offers: &Offers| offers.candidates.iter().any(|it| !it.is_empty());
+        if !offers.iter().any(has_candidates) {
             self.log(format_args!("pod-{number} is refused all offerings"));
             return self.retry_run(number);
         }
         let Some(pod) = self.pods.get_mut(number) else { return };
         pod.state = PodState::Starting;
-        let offers = self.node.providers().into_iter().map(|provider| {
-            let is_own = |it: &&Candidate| self.node.provider_of(&it.offering) == provider;
-            Offers {
-                provider,
-                candidates: Ok(candidates.iter().filter(is_own).cloned().collect()),
-                parameters: BTreeMap::new(),
-                choice: Some(Choice {
-                    catalogue: Arc::clone(&self.node.catalogue),
-                    needs: Arc::clone(&pod.wanted.needs),
-                    rules: Arc::clone(&self.node.rules),
-                }),
-            }
-        });
-        let offers = offers.collect();
         let spec = OrderSpec {
             wanted: Arc::clone(&pod.wanted),
             sandbox,
@@ -299,6 +292,7 @@ impl World<'_> {
         let Some((cell, sandbox)) = bound else {
             if pod.state == PodState::Starting {
                 pod.state = PodState::Waiting;
+                self.meter.failed_calls += 1;
                 self.retry_run(number);
             }
             return;
@@ -315,7 +309,9 @@ impl World<'_> {
             pod.deleted = self.now + life;
         }
         if let Some(created) = pod.created.take() {
-            self.meter.started(&cell, self.now.saturating_sub(created));
+            let provider = self.daemon.as_ref().and_then(|it| it.engine.provider_of(&cell));
+            let is_on_node = provider.is_some_and(|key| self.node.on_node_of(key).is_some());
+            self.meter.started(&cell, self.now.saturating_sub(created), is_on_node);
         }
         self.meter.bound(&cell, self.now);
         let life = pod.deleted.saturating_sub(self.now).max(Duration::from_secs(1));

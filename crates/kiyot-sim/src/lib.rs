@@ -30,7 +30,7 @@ mod world;
 mod tests;
 
 pub use faults::Faults;
-pub use node::NodeOptions;
+pub use node::{NodeOptions, OnNode};
 pub use usage::{Percentiles, Share, Usage};
 pub use workload::WorkloadPod;
 

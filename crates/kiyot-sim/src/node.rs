@@ -5,8 +5,11 @@ use std::{sync::Arc, time::Duration};
 use kiyot_config::{MilpaBackend, ProviderKind, WarmPool};
 use kiyot_engine::{
     engine::{Limits, Pool, ProviderKey},
-    placement::{Candidate, Catalogue, Needs, NodeShare, Offering, Rules, rank, rank_further},
-    request::Architecture,
+    placement::{
+        Candidate, Catalogue, Choice, Defaults, Market, Needs, NodeShare, Offering, Requested,
+        Rules, Size, rank, rank_further,
+    },
+    request::{Architecture, CellRequest},
 };
 
 use crate::{
@@ -35,13 +38,23 @@ const POOL_CANDIDATES: (usize, usize) = (1, 4);
 /// The age at which the cells of a random pool are replaced, in seconds.
 const POOL_TTL: (u64, u64) = (300, 7200);
 
+/// The zone of cells on the node, which no other offering has.
+const ON_NODE: &str = "this node";
+/// The median time from the launch of a cell on the node until its agent connects, in a debug
+/// build; a release build needs less.
+const BOOT_ON_NODE: Duration = Duration::from_secs(1);
+
 /// The configuration of a simulated node.
 #[derive(Debug, Clone)]
 pub struct NodeOptions {
-    /// The instance types of the provider.
+    /// The instance types of the cloud.
     pub catalogue: Arc<Catalogue>,
-    /// The rules of the choice.
+    /// The rules of the choice among them.
     pub rules: Arc<Rules>,
+    /// The providers, in the configured order: the cloud, cells on the node, or both.
+    pub providers: Vec<ProviderKey>,
+    /// The cells on the node, if there are any.
+    pub on_node: Option<OnNode>,
     /// The limits of launches.
     pub limits: Limits,
     /// Bounds the time from an order until a cell is bound to its pod.
@@ -56,13 +69,66 @@ pub struct NodeOptions {
     pub boot: Duration,
 }
 
+/// The cells on a simulated node, parts of it.
+#[derive(Debug, Clone)]
+pub struct OnNode {
+    provider: ProviderKey,
+    catalogue: Arc<Catalogue>,
+    rules: Arc<Rules>,
+    /// The part of the node that they may have; `None` for no bound.
+    pub(super) machine: Option<NodeShare>,
+}
+
+impl OnNode {
+    /// Returns the cells on a node of this size; `None` for a provider of other machines.
+    fn of(config: &MilpaBackend, kind: ProviderKind, size: Size) -> Option<Self> {
+        let name = kind.name();
+        let catalogue = match kind {
+            ProviderKind::Netns => Catalogue::any_size(Offering {
+                instance_type: name.to_owned(),
+                zone: ON_NODE.to_owned(),
+                market: Market::OnDemand,
+            }),
+            ProviderKind::Qemu => {
+                Catalogue::sized(name, ON_NODE, size, Needs::default().architecture)
+            }
+            ProviderKind::Ec2 => return None,
+        };
+        let machine = || {
+            let milli_cpus = u64::from(size.cpus) * 1000;
+            Some(NodeShare { milli_cpus, memory_mib: size.memory_mib })
+        };
+        Some(Self {
+            provider: name,
+            catalogue: Arc::new(catalogue),
+            rules: Arc::new(Rules::of(config, kind)),
+            machine: NodeShare::for_cells(config, kind, machine),
+        })
+    }
+}
+
 impl NodeOptions {
-    /// Returns the node of a configured backend.
-    pub fn of(config: &MilpaBackend, catalogue: Arc<Catalogue>, boot: Duration) -> Self {
-        let provider = config.providers.first().copied().unwrap_or(ProviderKind::Netns);
+    /// Returns the node of a configured backend. Without a size of the node all cells are instances
+    /// of the catalogue, whatever their provider.
+    pub fn of(
+        config: &MilpaBackend,
+        catalogue: Arc<Catalogue>,
+        boot: Duration,
+        size: Option<Size>,
+    ) -> Self {
+        let kinds = &config.providers;
+        let on_node = |kind: &ProviderKind| size.and_then(|size| OnNode::of(config, *kind, size));
+        let key = |kind| on_node(kind).map_or(CAPABILITIES.provider, |it| it.provider);
+        let of_cloud = kinds.iter().find(|kind| on_node(kind).is_none());
+        let of_cloud = of_cloud.copied().unwrap_or(ProviderKind::Ec2);
+        let mut providers: Vec<ProviderKey> = kinds.iter().map(key).collect();
+        // Without a size, both are of the catalogue.
+        providers.dedup();
         Self {
             catalogue,
-            rules: Arc::new(Rules::of(config, provider)),
+            rules: Arc::new(Rules::of(config, of_cloud)),
+            providers,
+            on_node: kinds.iter().find_map(on_node),
             limits: Limits::of(config),
             launch_timeout: config.launch_timeout,
             healthy_timeout: config.healthy_limit(),
@@ -76,30 +142,60 @@ impl NodeOptions {
 /// The node of a simulation.
 #[derive(Debug)]
 pub(super) struct Node {
-    /// True if the last zone is of a second provider.
-    has_two_providers: bool,
+    providers: Vec<ProviderKey>,
     pub(super) catalogue: Arc<Catalogue>,
     pub(super) rules: Arc<Rules>,
+    pub(super) on_node: Option<OnNode>,
     pub(super) limits: Limits,
     pub(super) launch_timeout: Duration,
     pub(super) healthy_timeout: Option<Duration>,
     pub(super) spot_deadline: Duration,
     pub(super) pools: Vec<Pool>,
-    /// The boot times of all instances; `None` for those of their types.
-    pub(super) boot: Option<Quantiles>,
+    /// The boot times of all instances of the cloud; `None` for those of their types.
+    boot: Option<Quantiles>,
 }
 
 impl Node {
     /// Returns the keys of the providers.
     pub(super) fn providers(&self) -> Vec<ProviderKey> {
-        let second = self.has_two_providers.then_some(SECOND);
-        [CAPABILITIES.provider].into_iter().chain(second).collect()
+        self.providers.clone()
     }
 
-    /// Returns the provider of an offering.
+    /// Returns the provider of an offering. The last zone is of a second one, if there is one.
     pub(super) fn provider_of(&self, offering: &Offering) -> ProviderKey {
-        let is_second = self.has_two_providers && ZONES.last() == Some(&offering.zone.as_str());
-        if is_second { SECOND } else { CAPABILITIES.provider }
+        let is_second =
+            self.providers.contains(&SECOND) && ZONES.last() == Some(&offering.zone.as_str());
+        match &self.on_node {
+            Some(on_node) if offering.zone == ON_NODE => on_node.provider,
+            _ if is_second => SECOND,
+            _ => CAPABILITIES.provider,
+        }
+    }
+
+    /// Returns the cells on the node, if they are of this provider.
+    pub(super) fn on_node_of(&self, provider: ProviderKey) -> Option<&OnNode> {
+        self.on_node.as_ref().filter(|on_node| on_node.provider == provider)
+    }
+
+    /// Returns the choice of a pod among the offerings of a provider.
+    pub(super) fn choice(&self, provider: ProviderKey, needs: &Arc<Needs>) -> Choice {
+        let (catalogue, rules) = match self.on_node_of(provider) {
+            Some(on_node) => (&on_node.catalogue, &on_node.rules),
+            None => (&self.catalogue, &self.rules),
+        };
+        let (catalogue, rules) = (Arc::clone(catalogue), Arc::clone(rules));
+        let overhead_mib = needs.overhead_mib.max(rules.defaults.overhead_mib);
+        let needs = match overhead_mib == needs.overhead_mib {
+            true => Arc::clone(needs),
+            false => Arc::new(Needs { overhead_mib, ..Needs::clone(needs) }),
+        };
+        Choice { catalogue, needs, rules }
+    }
+
+    /// Returns the needs of a pod, without the memory that cells need themselves.
+    pub(super) fn needs(&self, request: &CellRequest) -> Needs {
+        let defaults = Defaults { overhead_mib: 0, ..self.rules.defaults };
+        Needs::new(request, &Requested::default(), &defaults)
     }
 
     /// Returns the node of a workload.
@@ -141,10 +237,12 @@ impl Node {
         }
         let max_cells = if rng.once_in(3) { FEW_CELLS.max(pods / PODS_OF_A_CELL) } else { 1000 };
         let boots = rng.once_in(3).then_some(FEW_BOOTS.max(pods / PODS_OF_A_BOOT));
+        let second = has_two_providers.then_some(SECOND);
         Self {
-            has_two_providers,
+            providers: [CAPABILITIES.provider].into_iter().chain(second).collect(),
             catalogue: Arc::new(catalogue),
             rules: Arc::default(),
+            on_node: None,
             limits: Limits { max_cells, boots, ..Limits::default() },
             launch_timeout: LAUNCH_TIMEOUT,
             healthy_timeout: Some(HEALTHY_TIMEOUT),
@@ -155,31 +253,52 @@ impl Node {
     }
 
     fn configured(options: &NodeOptions) -> Self {
-        let NodeOptions { catalogue, rules, limits, .. } = options.clone();
+        let NodeOptions { catalogue, rules, limits, providers, on_node, .. } = options.clone();
         let NodeOptions { launch_timeout, healthy_timeout, spot_deadline, .. } = *options;
-        let pool = |pool: &WarmPool| {
-            let needs = Needs::of_pool(pool, &rules.defaults);
-            Pool {
-                name: pool.to_string().into(),
-                provider: CAPABILITIES.provider,
-                share: NodeShare::default(),
-                machine: needs.machine(),
-                count: pool.count,
-                ttl: pool.ttl,
-                candidates: Some(rank(&catalogue, &needs, &rules, &())),
-                further: rank_further(&catalogue, &needs, &rules),
-            }
-        };
-        Self {
-            has_two_providers: false,
-            pools: options.pools.iter().map(pool).collect(),
-            boot: Some(Quantiles::of_boots(options.boot)),
+        let mut node = Self {
+            providers,
             catalogue,
             rules,
+            on_node,
             limits,
             launch_timeout,
             healthy_timeout,
             spot_deadline,
+            pools: Vec::new(),
+            boot: Some(Quantiles::of_boots(options.boot)),
+        };
+        node.pools = options.pools.iter().filter_map(|pool| node.pool(pool)).collect();
+        node
+    }
+
+    /// Returns a warm pool of its provider, or else of the first.
+    fn pool(&self, pool: &WarmPool) -> Option<Pool> {
+        let is_own = |key: &&ProviderKey| {
+            pool.provider.is_none_or(|kind| match self.on_node_of(key) {
+                Some(on_node) => on_node.provider == kind.name(),
+                None => self.on_node.as_ref().is_none_or(|it| it.provider != kind.name()),
+            })
+        };
+        let provider = self.providers.iter().find(is_own)?;
+        let Choice { catalogue, rules, .. } = self.choice(provider, &Arc::default());
+        let needs = Needs::of_pool(pool, &rules.defaults);
+        Some(Pool {
+            name: pool.to_string().into(),
+            provider,
+            share: NodeShare::of(&catalogue, &needs).unwrap_or_default(),
+            machine: needs.machine(),
+            count: pool.count,
+            ttl: pool.ttl,
+            candidates: Some(rank(&catalogue, &needs, &rules, &())),
+            further: rank_further(&catalogue, &needs, &rules),
+        })
+    }
+
+    /// Returns the boot times of the instances of an offering; `None` for those of its type.
+    pub(super) fn boot_of(&self, offering: &Offering) -> Option<Quantiles> {
+        match self.on_node_of(self.provider_of(offering)) {
+            Some(_) => Some(Quantiles::of_boots(BOOT_ON_NODE)),
+            None => self.boot,
         }
     }
 }

@@ -22,6 +22,10 @@ pub struct Usage {
     pub starts: Option<Percentiles>,
     /// The pods that began in a warm cell.
     pub warm_starts: u64,
+    /// The pods that began in a cell on the node.
+    pub on_node: u64,
+    /// The calls of the kubelet that failed, and were repeated.
+    pub failed_calls: u64,
     /// The pods that no offering fits, and the reason for the first of them.
     pub unplaced: (u64, String),
     /// The pods that did not start in time, and the last error of one of them.
@@ -66,6 +70,8 @@ pub struct Share {
 pub(super) struct Meter {
     starts: Vec<Duration>,
     warm_starts: u64,
+    on_node: u64,
+    pub(super) failed_calls: u64,
     pub(super) unplaced: (u64, String),
     pub(super) unstarted: u64,
     /// The last error of an order.
@@ -94,6 +100,8 @@ impl Meter {
         Self {
             starts: Vec::new(),
             warm_starts: 0,
+            on_node: 0,
+            failed_calls: 0,
             unplaced: (0, String::new()),
             unstarted: 0,
             error: String::new(),
@@ -107,8 +115,9 @@ impl Meter {
     }
 
     /// Counts the start of a pod.
-    pub(super) fn started(&mut self, cell: &CellId, took: Duration) {
+    pub(super) fn started(&mut self, cell: &CellId, took: Duration, is_on_node: bool) {
         self.starts.push(took);
+        self.on_node += u64::from(is_on_node);
         self.warm_starts += u64::from(self.taken.contains(cell));
     }
 
@@ -167,6 +176,8 @@ impl World<'_> {
             started: meter.starts.len() as u64,
             starts: Percentiles::of(std::mem::take(&mut meter.starts)),
             warm_starts: meter.warm_starts,
+            on_node: meter.on_node,
+            failed_calls: meter.failed_calls,
             unplaced: std::mem::take(&mut meter.unplaced),
             unstarted: (meter.unstarted, std::mem::take(&mut meter.error)),
             cost: meter.cost,

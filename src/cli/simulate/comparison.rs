@@ -25,6 +25,13 @@ pub(super) fn table(pods: usize, reports: &[(String, SimulationReport)]) -> Stri
         let Usage { started, warm_starts, .. } = report.usage;
         part(warm_starts.to_string(), warm_starts, started)
     });
+    if reports.iter().any(|(_, report)| report.usage.on_node > 0) {
+        row("started on the node", &|report| {
+            let Usage { started, on_node, .. } = report.usage;
+            part(on_node.to_string(), on_node, started)
+        });
+        row("failed calls", &|report| report.usage.failed_calls.to_string());
+    }
     let percentiles: [(&str, Percentile); 4] = [
         ("start p50", |times| times.p50),
         ("start p90", |times| times.p90),

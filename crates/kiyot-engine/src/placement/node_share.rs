@@ -5,6 +5,8 @@ use std::{
     ops::{Add, Sub},
 };
 
+use kiyot_config::{LocalMachine, MilpaBackend, ProviderKind};
+
 use crate::placement::{Catalogue, Choice, Needs, Size};
 
 /// A part of the node.
@@ -28,6 +30,25 @@ impl NodeShare {
             return None;
         };
         Some(Self { milli_cpus: needs.milli_cpus.value, memory_mib })
+    }
+
+    /// Returns the part of a node that a provider's cells may have, without what is kept free;
+    /// `None` if nothing bounds them: cells on other machines, and those of a single provider
+    /// without a reserve.
+    pub fn for_cells(
+        config: &MilpaBackend,
+        provider: ProviderKind,
+        node: impl FnOnce() -> Option<Self>,
+    ) -> Option<Self> {
+        let LocalMachine { reserve_cpu, reserve_memory, .. } = config.machine_of(provider)?;
+        if config.providers.len() == 1 && reserve_cpu.is_none() && reserve_memory.is_none() {
+            return None;
+        }
+        let reserved = Self {
+            milli_cpus: reserve_cpu.unwrap_or_default().saturating_mul(1000),
+            memory_mib: reserve_memory.unwrap_or_default().div_ceil(1 << 20),
+        };
+        Some(node()? - reserved)
     }
 
     /// Returns whether the share is within another.
