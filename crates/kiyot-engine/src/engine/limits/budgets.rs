@@ -171,6 +171,10 @@ impl Share {
         Self { hourly, awaits_figures: limits_spending, figures: None, spent: None }
     }
 
+    fn limits_spending(&self) -> bool {
+        self.figures.as_ref().is_some_and(|figures| !figures.spending_limits.is_empty())
+    }
+
     fn is_too_small_for(&self, needed: Price) -> bool {
         let is_limited = self.figures.as_ref().is_none_or(|figures| figures.limit.is_some());
         is_limited && self.hourly < needed
@@ -255,33 +259,34 @@ impl Engine {
         let share = share.or_insert_with(|| Share::recorded(none));
         let was_awaited = std::mem::take(&mut share.awaits_figures);
         share.figures = Some(figures);
-        let effects = self.count_spending(now);
-        if was_awaited { [effects, self.place_asking(|_| true, now)].concat() } else { effects }
+        self.count_spending_of(key, now);
+        self.place_asking(|_| was_awaited, now)
     }
 
     /// Compares what cells have cost with the limits of budgets, and ends the cells of budgets that
     /// demand it.
     pub fn count_spending(&mut self, now: Now) -> Effects {
-        let keys: Vec<BudgetKey> = self.budgets.shares.keys().cloned().collect();
-        for key in keys {
-            let spent = self.reached(&key, now);
-            let Some(share) = self.budgets.shares.get_mut(&key) else { continue };
-            share.spent = spent;
-            let ends = share.figures.as_ref().is_some_and(|figures| figures.ends_cells);
-            if let Some(spent) = share.spent.clone().filter(|_| ends) {
-                self.end_cells_of(&key.namespace, &spent, now);
-            }
-        }
+        let limited = self.budgets.shares.iter().filter(|(_, share)| share.limits_spending());
+        let limited: Vec<BudgetKey> = limited.map(|(key, _)| key.clone()).collect();
+        limited.iter().for_each(|key| self.count_spending_of(key, now));
         self.handle(Event::Tick, now)
+    }
+
+    fn count_spending_of(&mut self, key: &BudgetKey, now: Now) {
+        let spent = self.reached(key, now);
+        let Some(share) = self.budgets.shares.get_mut(key) else { return };
+        share.spent = spent;
+        let ends = share.figures.as_ref().is_some_and(|figures| figures.ends_cells);
+        if let Some(spent) = share.spent.clone().filter(|_| ends) {
+            self.end_cells_of(&key.namespace, &spent, now);
+        }
     }
 
     /// Returns the limit of a budget that is reached.
     fn reached(&mut self, key: &BudgetKey, now: Now) -> Option<Spent> {
-        let figures = self.budgets.shares.get(key)?.figures.as_ref()?;
+        let share = self.budgets.shares.get(key).filter(|share| share.limits_spending())?;
+        let figures = share.figures.as_ref()?;
         let limits = figures.spending_limits;
-        if limits.is_empty() {
-            return None;
-        }
         let own = self.costs.spending(&self.cells, &key.namespace, now);
         let all = figures.others.iter().fold(own, |sum, other| sum.plus(*other));
         let period = limits.reached(all)?;
