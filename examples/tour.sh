@@ -1,5 +1,4 @@
 # Every verb of milpactl on the pods of the demo: make demo-shell < examples/tour.sh
-# docs/tour.md shows the output.
 examples=$PWD/examples
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

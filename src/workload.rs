@@ -1,6 +1,6 @@
 //! Workloads in files: pods as comma-separated values with a header.
 //!
-//! docs/simulator.md describes the columns. A wrong row spoils the file: a simulation without it
+//! docs/milpactl.md describes the columns. A wrong row spoils the file: a simulation without it
 //! would size a pool for another day.
 
 use std::{collections::BTreeMap, time::Duration};

@@ -64,7 +64,7 @@ pub(super) struct SimulateArguments {
     #[arg(long, requires = "trace")]
     config: Vec<PathBuf>,
     /// Pods instead of random ones: comma-separated values with the columns arrival_s, duration_s,
-    /// cpu, memory, launch_type and namespace (docs/simulator.md).
+    /// cpu, memory, launch_type and namespace (docs/milpactl.md).
     #[arg(long, requires = "config", conflicts_with_all = ["pods", "hours"])]
     trace: Option<PathBuf>,
     /// Prices of instances: "ec2-us-east-1" is built in, anything else is a file
