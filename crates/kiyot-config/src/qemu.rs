@@ -9,8 +9,8 @@ use super::{LocalMachine, LocalNetwork, MAX_CELLS_LIMIT, read};
 const IMAGE_DIR: &str = "/usr/share/kiyot/cell-image";
 const PROGRAM: &str = "qemu-system-x86_64";
 const DISK_SIZE: u64 = 10 << 30;
-/// In use are 60 MiB before the pod (docs/cell-image.md), then 11 for its shim, and programs mapped
-/// from files are 42.
+/// In use are 60 MiB before the pod (docs/reports/2026-11-28-cell-image.md), then 11 for its shim,
+/// and programs mapped from files are 42.
 const MEMORY_OVERHEAD: u64 = 128 << 20;
 /// Range of a disk's size: an empty file system, and the largest of ext4 with blocks of 4 KiB.
 const DISK_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=16 << 40;
