@@ -99,7 +99,7 @@ async fn instance_without_rights_on_its_key_ends_with_the_reason_and_its_usual_c
     .await;
     assert_eq!(listed.id, launched.id);
     let expected = "Client.InternalError: Client error on launch; usually rights are missing on \
-                    the KMS key of a volume (docs/iam.md)";
+                    the KMS key of a volume (docs/ec2.md)";
     assert_eq!(listed.end_reason, expected);
 }
 

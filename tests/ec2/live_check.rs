@@ -5,7 +5,7 @@ use std::{process::Stdio, time::Duration};
 use kiyot_testcloud::{Credentials, Outage};
 use tokio::process::Command;
 
-use crate::{permissions::documented, world::World};
+use crate::{permissions::actions_of, world::World};
 
 /// Bounds a check, with the time of a slow machine: its calls end within 30 s.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
@@ -25,7 +25,7 @@ impl Checked {
     /// Returns the actions of the printed policy.
     fn missing(&self) -> Vec<String> {
         let start = self.text.find("\n{\n").unwrap_or_else(|| panic!("{}", self.text));
-        let mut actions: Vec<String> = documented(&self.text[start..]).into_iter().collect();
+        let mut actions: Vec<String> = actions_of(&self.text[start..]).into_iter().collect();
         actions.sort();
         actions
     }
@@ -92,8 +92,8 @@ async fn right_configuration_passes_without_an_effect() {
     }
     let dry: std::collections::BTreeSet<String> =
         calls.iter().map(|call| call.action.clone()).collect();
-    let page = crate::permissions::page();
-    assert_eq!(dry, documented(&page), "the check proves the whole policy");
+    let policy = crate::permissions::policy();
+    assert_eq!(dry, actions_of(&policy), "the check proves the whole policy");
     assert_eq!(world.cloud.instances().len(), 1);
     assert!(!world.cloud.instance(&own.id.0).unwrap().state.is_ended());
 }
@@ -175,7 +175,7 @@ async fn wrong_subnet_group_image_and_key_are_named() {
 async fn each_denied_action_is_the_missing_part_of_the_policy() {
     let world = World::new().await;
     let faults = world.cloud.faults();
-    for action in documented(&crate::permissions::page()) {
+    for action in actions_of(&crate::permissions::policy()) {
         faults.set_denied(&action, true);
         let checked = check(&world, UNCHANGED).await;
         faults.clear();
@@ -197,7 +197,7 @@ async fn each_denied_action_is_the_missing_part_of_the_policy() {
     }
     faults.set_denied("*", true);
     let checked = check(&world, UNCHANGED).await;
-    let all: Vec<String> = documented(&crate::permissions::page()).into_iter().collect();
+    let all: Vec<String> = actions_of(&crate::permissions::policy()).into_iter().collect();
     assert_eq!(checked.missing(), all, "{}", checked.text);
 }
 

@@ -1,4 +1,4 @@
-//! The calls that the provider makes, and the policy of docs/iam.md.
+//! The calls that the provider makes, and the policy.
 
 use std::collections::BTreeSet;
 
@@ -11,16 +11,14 @@ use serde_json::Value;
 
 use crate::world::World;
 
-/// Returns the policy of the documentation.
-pub(crate) fn page() -> String {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/iam.md");
-    let page = std::fs::read_to_string(path).unwrap();
-    let policy = page.split("```json\n").nth(1).and_then(|rest| rest.split("```").next());
-    policy.unwrap().to_owned()
+/// Returns the policy that operators copy.
+pub(crate) fn policy() -> String {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/config/iam-policy.json");
+    std::fs::read_to_string(path).unwrap()
 }
 
 /// Returns the actions of a policy, without the service.
-pub(crate) fn documented(policy: &str) -> BTreeSet<String> {
+pub(crate) fn actions_of(policy: &str) -> BTreeSet<String> {
     let policy: Value = serde_json::from_str(policy).unwrap();
     let mut actions = BTreeSet::new();
     for statement in policy["Statement"].as_array().unwrap() {
@@ -58,11 +56,11 @@ async fn policy_has_the_actions_of_a_cell_s_life_and_no_other() {
         world.cloud.calls().into_iter().map(|call| call.action).collect();
     // Tags in a launch need the permission to create them.
     called.insert("CreateTags".to_owned());
-    assert_eq!(documented(&page()), called);
+    assert_eq!(actions_of(&policy()), called);
     // The subnet of the node needs no other.
     world.cloud.clear_calls();
     world.with_node_at([10, 77, 0, 5].into()).await.check().await.unwrap_err();
     let called: BTreeSet<String> =
         world.cloud.calls().into_iter().map(|call| call.action).collect();
-    assert!(called.is_subset(&documented(&page())), "{called:?}");
+    assert!(called.is_subset(&actions_of(&policy())), "{called:?}");
 }

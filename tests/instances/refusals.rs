@@ -88,7 +88,7 @@ async fn cell_without_rights_on_its_key_fails_its_pod_with_reason_and_cause() {
     let error = kubelet.run_pod(&pod("keyless", WAIT)).await.unwrap_err();
     let message = error.message();
     assert!(message.contains("Client.InternalError: Client error on launch"), "{message}");
-    assert!(message.contains("on the KMS key of a volume (docs/iam.md)"), "{message}");
+    assert!(message.contains("on the KMS key of a volume (docs/ec2.md)"), "{message}");
     wait_for("the instances have ended", || world.left().is_empty()).await;
 }
 

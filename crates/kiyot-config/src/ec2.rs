@@ -43,8 +43,9 @@ const LISTING_PERIOD: Duration = Duration::from_secs(30);
 /// Range of the period of lists.
 const LISTING_PERIODS: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(10 * 60);
-/// Both of these by measurements of a stock Debian 12 (docs/ec2.md): while apt installs containerd,
-/// and with a running pod.
+/// Both of these by measurements of a stock Debian 12
+/// (docs/reports/2026-11-30-memory-of-ec2-instances.md): while apt installs containerd, and with a
+/// running pod.
 const INSTALLING_MEMORY_OVERHEAD: u64 = 256 << 20;
 const MEMORY_OVERHEAD: u64 = 192 << 20;
 const VOLUME_SIZE: u64 = 10 << 30;

@@ -540,7 +540,7 @@ impl Provider for Ec2 {
                 let lacks_role = error.code() == Some(SERVICE_LINKED_ROLE);
                 if lacks_role && !self.lacks_spot_role.swap(true, Ordering::Relaxed) {
                     let error = &error as &dyn std::error::Error;
-                    tracing::error!(error, "the account has no role for spot (docs/iam.md)");
+                    tracing::error!(error, "the account has no role for spot (docs/ec2.md)");
                 }
                 return Err(self.launch_error(spec, error).await);
             }

@@ -148,7 +148,7 @@ pub(super) fn lacks_capacity(code: &str) -> bool {
 /// Returns the usual cause of an instance's end (`StateReason`) that EC2's message does not name.
 pub(super) fn usual_cause(code: &str) -> Option<&'static str> {
     (code == "Client.InternalError")
-        .then_some("usually rights are missing on the KMS key of a volume (docs/iam.md)")
+        .then_some("usually rights are missing on the KMS key of a volume (docs/ec2.md)")
 }
 
 /// Returns the class of an error, and the offerings that it refuses.

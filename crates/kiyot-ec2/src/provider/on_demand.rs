@@ -131,7 +131,7 @@ impl Shared {
                     Err(error) => tracing::warn!(
                         error = &error as &dyn std::error::Error,
                         kept,
-                        "on-demand prices not read, older prices are used (docs/iam.md)"
+                        "on-demand prices not read, older prices are used (docs/ec2.md)"
                     ),
                 }
             }

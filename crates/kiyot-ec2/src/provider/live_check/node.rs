@@ -44,7 +44,7 @@ impl LiveCheck<'_> {
                 Outcome::Warning,
                 format!(
                     "open to its pods, which get the node's role: {way}; require tokens with a \
-                     hop limit of 1, or give the daemon another role (docs/iam.md)"
+                     hop limit of 1, or give the daemon another role (docs/ec2.md)"
                 ),
             ),
             None => (Outcome::Warning, "not shown".to_owned()),

@@ -69,7 +69,7 @@ impl fmt::Display for LiveReport {
         }
         writeln!(
             f,
-            "\nThe policy of the node's role lacks this (docs/iam.md):\n{}",
+            "\nThe policy of the node's role lacks this (docs/ec2.md):\n{}",
             policy::part(&self.denied, &self.values)
         )
     }
