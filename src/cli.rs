@@ -84,7 +84,7 @@ enum Command {
         #[arg(short, long, required = true)]
         filename: Vec<PathBuf>,
         /// Names the instance of each pod in a cell and its price, whatever the provider is:
-        /// "ec2-us-east-1" is built in, anything else is a file (docs/catalogue.md).
+        /// "ec2-us-east-1" is built in, anything else is a file (docs/annotations.md).
         #[arg(long)]
         catalogue: Option<PathBuf>,
     },

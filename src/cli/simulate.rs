@@ -68,7 +68,7 @@ pub(super) struct SimulateArguments {
     #[arg(long, requires = "config", conflicts_with_all = ["pods", "hours"])]
     trace: Option<PathBuf>,
     /// Prices of instances: "ec2-us-east-1" is built in, anything else is a file
-    /// (docs/catalogue.md).
+    /// (docs/annotations.md).
     #[arg(long, default_value = catalogues::BUILT_IN, requires = "trace")]
     catalogue: PathBuf,
     /// Median time in seconds from the launch of an instance until its agent connects.

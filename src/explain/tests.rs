@@ -8,7 +8,8 @@ use kiyot_engine::{
     request::{
         Architecture,
         keys::{
-            ARCHITECTURE, GPU, HEALTHY_TIMEOUT, ISOLATION, PROVIDER, START_WITHIN, TARGET_RUNTIME,
+            ARCHITECTURE, GPU, HEALTHY_TIMEOUT, ISOLATION, PREFIX, PROVIDER, START_WITHIN,
+            TARGET_RUNTIME,
         },
     },
 };
@@ -689,14 +690,14 @@ fn words(text: &str) -> Vec<&str> {
 /// Verifies A12.
 #[test]
 fn document_has_the_explanation_of_its_pod() {
-    const DOCUMENT: &str = include_str!("../../docs/catalogue.md");
+    const DOCUMENT: &str = include_str!("../../docs/annotations.md");
     let text = lines_between(DOCUMENT, "```yaml", "```").join("\n");
-    let shown = lines_between(DOCUMENT, "```", "## The examples").join("\n");
+    let shown = lines_between(DOCUMENT, "```", "## Keys").join("\n");
     let config = config::parse("config", OPT_IN, []).unwrap();
     let manifest = manifest::parse_files(&[File { name: "pod".into(), text }]).unwrap();
     let catalogue = CatalogueFile::built_in().catalogue;
     let (explained, fine) = of(&explain(&config, &manifest, Prices::Catalogue(&catalogue)));
-    assert!(fine && words(&explained) == words(&shown), "docs/catalogue.md lacks\n{explained}");
+    assert!(fine && words(&explained) == words(&shown), "docs/annotations.md lacks\n{explained}");
 }
 
 /// The example needs a type of this architecture, which is the node's by default.
@@ -705,7 +706,7 @@ fn document_has_the_explanation_of_its_pod() {
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn document_has_the_explanations_of_the_examples() {
-    const DOCUMENT: &str = include_str!("../../docs/catalogue.md");
+    const DOCUMENT: &str = include_str!("../../examples/README.md");
     let config = config::parse("config", OPT_IN, []).unwrap();
     let catalogue = CatalogueFile::built_in().catalogue;
     for (name, text) in [
@@ -720,30 +721,33 @@ fn document_has_the_explanations_of_the_examples() {
         let file = File { name: name.to_owned(), text: text.to_owned() };
         let manifest = manifest::parse_files(&[file]).unwrap();
         let (explained, _) = of(&explain(&config, &manifest, Prices::Catalogue(&catalogue)));
-        assert_eq!(words(&explained), words(&shown), "docs/catalogue.md lacks\n{explained}");
+        assert_eq!(words(&explained), words(&shown), "examples/README.md lacks\n{explained}");
     }
 }
 
 /// Verifies A26.
 #[test]
-fn document_has_the_annotations_that_each_provider_honours() {
+fn document_has_the_annotations_that_cells_on_the_node_honour() {
     const DOCUMENT: &str = include_str!("../../docs/annotations.md");
-    let row = |line: &'static str| {
-        let cells: Vec<&str> =
-            line.split(" | ").map(|cell| cell.trim_matches(['|', ' '])).collect();
-        (format!("pod.elotl.co/{}", cells[0].trim_matches('`')), cells)
-    };
-    let head = "| key | `netns` | `qemu` | `ec2` |";
-    let honoured = lines_between(DOCUMENT, head, "").into_iter().skip(1).map(row);
-    let head = "| key | value | meaning | example | default |";
-    let examples: BTreeMap<String, Vec<&str>> =
-        lines_between(DOCUMENT, head, "").into_iter().skip(2).map(row).collect();
+    let head = "| key | values | default | meaning | example |";
+    let rows = lines_between(DOCUMENT, head, "").into_iter().skip(2);
+    let examples: Vec<(String, &str)> = rows
+        .map(|line| {
+            let cells: Vec<&str> =
+                line.split(" | ").map(|cell| cell.trim_matches(['|', ' ', '`'])).collect();
+            (format!("{PREFIX}{}", cells[0]), cells[4])
+        })
+        .collect();
+    let keys: Vec<&str> = examples.iter().map(|(key, _)| key.as_str()).collect();
+    assert_eq!(keys, KEYS);
     let node =
         Offering { instance_type: "netns".into(), zone: String::new(), market: Market::OnDemand };
     let largest = Size { cpus: 64, memory_mib: 1 << 20 };
     let architecture = Architecture::of_node();
-    let catalogues =
-        [Catalogue::any_size(node), Catalogue::sized("node", "node", largest, architecture)];
+    let catalogues = [
+        ("netns", Catalogue::any_size(node)),
+        ("qemu", Catalogue::sized("node", "node", largest, architecture)),
+    ];
     let other = match architecture {
         Architecture::Amd64 => "arm64",
         Architecture::Arm64 => "amd64",
@@ -757,20 +761,20 @@ fn document_has_the_annotations_that_each_provider_honours() {
         let needs = Needs::new(&request, &Requested::default(), &rules.defaults);
         rank(catalogue, &needs, &rules, &())
     };
-    let mut keys = Vec::new();
-    for (key, cells) in honoured {
-        let example = examples[&key][3].trim_matches('`');
-        let value = if key == ARCHITECTURE { other } else { example };
-        for (catalogue, cell) in catalogues.iter().zip(&cells[1..]) {
+    for (provider, catalogue) in &catalogues {
+        let mut honoured = Vec::new();
+        for (key, example) in &examples {
+            let value = if key == ARCHITECTURE { other } else { *example };
             // Pods with GPUs, and of another provider or isolation, are refused before the choice,
             // and starts rank its offerings.
             let is_honoured = [HEALTHY_TIMEOUT, GPU, PROVIDER, ISOLATION, START_WITHIN]
                 .contains(&key.as_str())
-                || choice(catalogue, &key, value) != choice(catalogue, TARGET_RUNTIME, "kiyot");
-            assert_eq!(cell.starts_with("yes"), is_honoured, "{cells:?}");
+                || choice(catalogue, key, value) != choice(catalogue, TARGET_RUNTIME, "kiyot");
+            if is_honoured {
+                honoured.push(format!("`{}`", key.trim_start_matches(PREFIX)));
+            }
         }
-        assert!(cells[3].starts_with("yes"), "{cells:?}");
-        keys.push(key);
+        let line = format!("- `{provider}`: {}\n", honoured.join(", "));
+        assert!(DOCUMENT.contains(&line), "docs/annotations.md lacks {line}");
     }
-    assert_eq!(keys, KEYS);
 }

@@ -1,6 +1,6 @@
 //! Catalogues in files: comma-separated values with a header.
 //!
-//! docs/catalogue.md describes the columns. A broken row is set aside, and the others are used: a
+//! docs/annotations.md describes the columns. A broken row is set aside, and the others are used: a
 //! file that one row spoils would leave a node without cells.
 
 use std::{collections::HashMap, num::NonZeroU64};
