@@ -1,5 +1,6 @@
 //! Benchmark of kiyot and of other forwarders in the same run: one private containerd, one client,
-//! interleaved rounds. `make bench` runs it; docs/performance.md has the results.
+//! interleaved rounds. `make bench` runs it; docs/performance.md has the goals, docs/reports the
+//! results.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed setup fails the bench")]
 
 use std::path::{Path, PathBuf};

@@ -26,7 +26,8 @@ const FW_CFG_NAME: &str = "opt/org.kiyot/cell.json";
 /// System calls that QEMU does without.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
 /// The CPU that QEMU translates. It announces no fast string instructions, with which guests copy
-/// memory by `rep movsb` instead of vectors: see the measurement in docs/performance.md.
+/// memory by `rep movsb` instead of vectors: see the report on starts in a virtual machine in
+/// docs/reports.
 const TCG_CPU: &str = "max,erms=off,fsrm=off";
 /// Devices of the board that a cell does not use.
 const BOARD: &str = "q35,usb=off,sata=off,smbus=off,vmport=off,graphics=off,dump-guest-core=off";
