@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn every_target_has_seeds_a_program_and_a_line_in_the_documentation() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let documentation = std::fs::read_to_string(root.join("../docs/fuzzing.md")).unwrap();
+        let documentation = std::fs::read_to_string(root.join("README.md")).unwrap();
         for (name, _) in TARGETS {
             assert!(!seeds::of(name).is_empty(), "{name}");
             assert!(root.join(format!("fuzz_targets/{name}.rs")).is_file(), "{name}");

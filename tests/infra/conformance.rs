@@ -2,7 +2,7 @@
 //!
 //! A subject is a provider that can play faults. `contract` has the cases of single calls,
 //! `outcomes` those in which the daemon's cells run over the provider: nothing ends without proof,
-//! no pod has two cells, nothing is left. docs/provider-conformance.md has the table of all cases.
+//! no pod has two cells, nothing is left. conformance.md has the table of all cases.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -318,7 +318,7 @@ fn table() -> String {
 
 #[test]
 fn table_of_cases_is_current() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/provider-conformance.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/infra/conformance.md");
     let page = std::fs::read_to_string(path).unwrap();
     let table = table();
     assert!(page.contains(&table), "the table in {path} must be:\n{table}");
