@@ -1,5 +1,5 @@
-//! Root of a machine against other cells, the node and the daemon. docs/security.md has the table
-//! of what it tries and gets.
+//! Root of a machine against other cells, the node and the daemon. docs/reports has the table of
+//! what it tries and gets: "root of a machine".
 
 use std::{
     fs,
