@@ -10,6 +10,7 @@ mod cri_calls;
 mod dashboards;
 pub mod definition;
 mod definitions;
+#[cfg(test)]
 mod document;
 mod labels;
 mod launches;
@@ -22,7 +23,6 @@ pub use byte_counter::ByteCounter;
 pub use cri_calls::{BACKEND_ALL, BACKEND_KIYOT, CallRecord, CriCalls, FIRST_BACKEND};
 pub use definition::{Definition, Kind, Label};
 pub use definitions::*;
-pub use document::document;
 pub use labels::StableLabels;
 pub use launches::{LaunchLabels, Launches};
 pub use page::{Exposition, Family, Page, Source};

@@ -538,8 +538,11 @@ fn document_has_the_simulation_of_an_overflow() {
                 examples/on-ec2.toml";
     let text = execute_line(&line.split(' ').collect::<Vec<_>>()).unwrap();
     let (table, _charts) = text.split_once("\n\n").unwrap();
-    let document = std::fs::read_to_string("docs/providers.md").unwrap().replace(" \\\n    ", " ");
-    assert!(document.contains(&format!("$ {line}\n{table}\n")), "docs/providers.md lacks\n{table}");
+    let document = std::fs::read_to_string("examples/README.md").unwrap().replace(" \\\n    ", " ");
+    assert!(
+        document.contains(&format!("$ {line}\n{table}\n")),
+        "examples/README.md lacks\n{table}"
+    );
 }
 
 #[test]

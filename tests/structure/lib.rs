@@ -7,6 +7,7 @@ mod imports;
 mod joins;
 mod lexer;
 mod manifests;
+mod messages;
 mod scripts;
 mod service;
 mod sizes;

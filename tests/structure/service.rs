@@ -81,7 +81,7 @@ fn memory_of_the_service_is_limited_and_its_end_is_no_end_of_the_unit() {
     }
     // Above it, calls wait until the page cache of image copies is reclaimed.
     assert!(words(&unit, "Service", "MemoryHigh").is_empty());
-    let table = tree::text("docs/operating.md");
+    let table = tree::text("docs/operate.md");
     assert!(table.contains("`MemoryMax=512M`"), "the page that says what to set has the default");
 }
 

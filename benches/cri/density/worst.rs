@@ -1,5 +1,5 @@
 //! The daemon's greatest memory while that which takes most of it goes on at once. The unit's
-//! `MemoryMax` is twice the sum of both parts (docs/operating.md).
+//! `MemoryMax` is twice the sum of both parts (docs/operate.md).
 
 use std::{fs, path::Path, time::Duration};
 

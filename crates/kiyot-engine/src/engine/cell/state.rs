@@ -1,4 +1,5 @@
-//! The state machine of a cell: `(state, event) -> (state, effects)`.
+//! The state machine of a cell: `(state, event) -> (state, effects)`. `state/transitions.md` draws
+//! all transitions.
 //!
 //! At most one call to the provider is pending for a cell. Every failure leads to a termination,
 //! and only proof leads to `Ended`: a confirmed termination, or evidence that the engine accepts.

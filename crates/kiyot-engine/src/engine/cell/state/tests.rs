@@ -296,7 +296,7 @@ fn drawing() -> String {
 
 #[test]
 fn drawing_of_the_state_machine_is_current() {
-    let page = include_str!("../../../../../../docs/cell-states.md");
+    let page = include_str!("transitions.md");
     let drawing = drawing();
-    assert!(page.contains(&drawing), "the drawing in docs/cell-states.md must be:\n{drawing}");
+    assert!(page.contains(&drawing), "the drawing in transitions.md must be:\n{drawing}");
 }
