@@ -2,6 +2,7 @@
 
 use crate::{
     lexer::{self, Kind, Token},
+    source::without_tests,
     tree,
 };
 
@@ -80,8 +81,7 @@ const TRUSTED: &[(&str, &str, &str)] = &[
 
 /// Returns the joined values of a source that are neither literals nor constants, with their lines.
 fn joined(source: &str) -> Vec<(usize, String)> {
-    let end = source.find("#[cfg(test)]\nmod tests").unwrap_or(source.len());
-    let tokens = lexer::tokens(&source[..end]);
+    let tokens = lexer::tokens(without_tests(source));
     let mut found = Vec::new();
     for (at, token) in tokens.iter().enumerate() {
         let Kind::Word(method) = &token.kind else { continue };

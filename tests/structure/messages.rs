@@ -4,6 +4,7 @@ use std::path::Path;
 
 use crate::{
     lexer::{self, Kind},
+    source::without_tests,
     tree,
 };
 
@@ -38,12 +39,12 @@ fn is_production(file: &Path) -> bool {
 
 /// Returns the string literals of a source without its unit tests (at its end).
 fn literals(source: &str) -> Vec<String> {
-    let end = source.find("#[cfg(test)]\nmod tests {").unwrap_or(source.len());
-    let texts = lexer::tokens(&source[..end]).into_iter().filter_map(|token| match token.kind {
-        Kind::Text(text) => Some(text.replace("\\\"", "\"")),
-        Kind::RawText(text) => Some(text),
-        _ => None,
-    });
+    let texts =
+        lexer::tokens(without_tests(source)).into_iter().filter_map(|token| match token.kind {
+            Kind::Text(text) => Some(text.replace("\\\"", "\"")),
+            Kind::RawText(text) => Some(text),
+            _ => None,
+        });
     texts.collect()
 }
 

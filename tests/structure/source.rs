@@ -12,11 +12,16 @@ pub(crate) fn module_of(file: &Path) -> Vec<String> {
     if parts == ["lib"] { Vec::new() } else { parts }
 }
 
-/// Returns the words, `::` and other signs of a source without its unit tests (at its end).
+/// Returns a source without its unit tests, which stand at its end. `mod tests;` is no end.
+pub(crate) fn without_tests(source: &str) -> &str {
+    let end = source.find("#[cfg(test)]\nmod tests {").unwrap_or(source.len());
+    &source[..end]
+}
+
+/// Returns the words, `::` and other signs of a source without its unit tests.
 pub(crate) fn code_of(source: &str) -> Vec<String> {
-    let end = source.find("#[cfg(test)]\nmod tests").unwrap_or(source.len());
     let mut code: Vec<String> = Vec::new();
-    for token in lexer::tokens(&source[..end]) {
+    for token in lexer::tokens(without_tests(source)) {
         match token.kind {
             Kind::Word(word) => code.push(word),
             Kind::Sign(':') if code.last().is_some_and(|last| last == ":") => {
