@@ -45,7 +45,7 @@ pub(super) fn explain(lines: &mut Lines, target: &Target<'_>, pod: &Pod) {
     if target.provider == ProviderKind::Ec2 && !undeclared.is_empty() {
         lines.say(format!(
             "note: scheduler and kubelet count its requests of {} against the node, although they \
-             take nothing from it; the node can declare more (docs/capacity.md)",
+             take nothing from it; the node can declare more (docs/kubernetes.md)",
             undeclared.join(", ")
         ));
     }

@@ -83,7 +83,7 @@ fn requests_without_a_declared_figure_are_noted_for_instances() {
     let note = |requests: &str| {
         format!(
             "note: scheduler and kubelet count its requests of {requests} against the node, \
-             although they take nothing from it; the node can declare more (docs/capacity.md)"
+             although they take nothing from it; the node can declare more (docs/kubernetes.md)"
         )
     };
     assert_eq!(admission("ec2", "", LARGE), (vec![note("64 CPUs, 200Gi of memory")], true));
