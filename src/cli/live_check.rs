@@ -4,7 +4,10 @@
 use std::{fmt::Write as _, path::Path, process::ExitCode};
 
 use kiyot_config::{BackendConfig, Config, Kubernetes, KubernetesAccess, MilpaBackend};
-use kiyot_kubernetes::{Access, capacity_check};
+use kiyot_kubernetes::{
+    Access,
+    capacity_check::{self, Declared},
+};
 use kiyot_proto::text::counted;
 use kiyot_values::problems::shown;
 use tokio::runtime::Builder;
@@ -83,8 +86,11 @@ async fn check_api(kubernetes: &Kubernetes, node: &str) -> Result<String, String
             return Ok(absent.to_owned());
         }
     };
-    let figures = kubernetes.capacity.as_ref().map(|capacity| &capacity.figures);
-    let findings = capacity_check::check(&access, node, figures).await?;
+    let declared = kubernetes.capacity.as_ref().map(|capacity| Declared {
+        figures: &capacity.figures,
+        exceeds_machine: capacity.exceeds_machine(),
+    });
+    let findings = capacity_check::check(&access, node, declared).await?;
     Ok(report("Kubernetes API", &findings))
 }
 

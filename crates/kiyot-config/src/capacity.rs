@@ -41,6 +41,12 @@ impl Capacity {
         self.figures.contains_key(name) || self.is_derived && DERIVED_FIGURES.contains(&name)
     }
 
+    /// Returns whether the node declares more than its machine has. The kubelet keeps extended
+    /// resources (`example.com/name`) that no device plugin serves, without a policy.
+    pub fn exceeds_machine(&self) -> bool {
+        self.is_derived || self.figures.keys().any(|name| !name.contains('/'))
+    }
+
     /// Returns true if it has no figures.
     pub(super) fn is_empty(&self) -> bool {
         self.figures.is_empty() && !self.is_derived

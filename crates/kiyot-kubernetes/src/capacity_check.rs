@@ -35,18 +35,27 @@ pub struct Resource {
     pub name: String,
 }
 
+/// The capacity of the configuration.
+#[derive(Debug, Clone, Copy)]
+pub struct Declared<'a> {
+    /// Its figures.
+    pub figures: &'a Figures,
+    /// True if it is more than the machine has: it needs the policy on nodes, and a taint.
+    pub exceeds_machine: bool,
+}
+
 /// Returns what the declared capacity of a node lacks: what was found, why it hurts, and what is
-/// allowed. `figures` are the configured ones.
+/// allowed.
 pub fn findings(
     name: &str,
     node: &Node,
     served: &Resources,
-    figures: Option<&Figures>,
+    declared: Option<Declared<'_>>,
 ) -> Vec<String> {
     let is_declared = node.is_declared();
     let mut found = Vec::new();
     if !is_declared {
-        if figures.is_some() {
+        if declared.is_some() {
             found.push(format!(
                 "node {name}: has no label {KEY}=declared, so that kubernetes.capacity has no \
                  effect; allowed: this label"
@@ -54,19 +63,20 @@ pub fn findings(
         }
         return found;
     }
-    if !node.spec.taints.iter().any(|taint| taint.is_of_cells()) {
+    let exceeds_machine = declared.is_none_or(|declared| declared.exceeds_machine);
+    if exceeds_machine && !node.spec.taints.iter().any(|taint| taint.is_of_cells()) {
         found.push(format!(
             "node {name}: has no taint cri=kiyot:NoSchedule, so that pods that share its machine \
              come to it; allowed with declared capacity: this taint"
         ));
     }
-    if !served.resources.iter().any(|resource| resource.name == POLICIES) {
+    if exceeds_machine && !served.resources.iter().any(|resource| resource.name == POLICIES) {
         found.push(format!(
             "API server: does not serve {POLICIES} of admissionregistration.k8s.io/v1, so that no \
              capacity is declared; allowed: Kubernetes 1.36 and later"
         ));
-    } else if let Some(figures) = figures {
-        let lacking = node.lacks(figures);
+    } else if let Some(declared) = declared {
+        let lacking = node.lacks(declared.figures);
         if !lacking.is_empty() {
             found.push(format!(
                 "node {name}: has less than {}, so that the policy kiyot-capacity is absent, or no \
@@ -90,7 +100,7 @@ pub fn findings(
 pub async fn check(
     access: &Access,
     name: &str,
-    figures: Option<&Figures>,
+    declared: Option<Declared<'_>>,
 ) -> Result<Vec<String>, String> {
     let client = timeout(LOAD_TIMEOUT, Client::new(access, Arc::new(Uncounted))).await;
     let client = client.map_err(|_| "credentials were not read in time".to_owned())?;
@@ -102,7 +112,7 @@ pub async fn check(
         served => served,
     };
     let served = served.map_err(|failure| format!("resources of admission: {failure}"))?;
-    Ok(findings(name, &node, &served, figures))
+    Ok(findings(name, &node, &served, declared))
 }
 
 /// Counter of a command, which has no metrics.
@@ -124,6 +134,13 @@ mod tests {
 
     /// Returns the findings of a node that lacks nothing, after a change.
     fn after(change: impl FnOnce(&mut Value, &mut Resources)) -> Vec<String> {
+        declaring(true, change)
+    }
+
+    fn declaring(
+        exceeds_machine: bool,
+        change: impl FnOnce(&mut Value, &mut Resources),
+    ) -> Vec<String> {
         let mut node = json!({
             "metadata": {
                 "labels": { KEY: "declared" },
@@ -136,7 +153,8 @@ mod tests {
         let mut served = Resources { resources };
         change(&mut node, &mut served);
         let node = serde_json::from_value(node).unwrap();
-        findings("n", &node, &served, Some(&Figures::from([("cpu".to_owned(), 1000)])))
+        let figures = Figures::from([("cpu".to_owned(), 1000)]);
+        findings("n", &node, &served, Some(Declared { figures: &figures, exceeds_machine }))
     }
 
     /// Verifies K32.
@@ -170,6 +188,16 @@ mod tests {
             let [line] = lines.as_slice() else { panic!("{expected}: {lines:?}") };
             assert!(line.contains(expected) && line.contains("allowed"), "{line}");
         }
+    }
+
+    /// Verifies K32.
+    #[test]
+    fn extended_resources_alone_need_neither_taint_nor_policy() {
+        let lines = declaring(false, |node, served| {
+            node["spec"] = json!({});
+            served.resources.clear();
+        });
+        assert_eq!(lines, [""; 0]);
     }
 
     /// Verifies K32.

@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use kiyot_config::{Config, MilpaBackend};
+use kiyot_config::{Capacity, Config, MilpaBackend};
 use kiyot_kubernetes::capacity::Taint;
 
 use super::kubelet_config::KubeletConfig;
@@ -33,7 +33,7 @@ pub(super) fn findings(
              cells are allowed; allowed: {max_cells} at least, here or as kubernetes.capacity.pods"
         ));
     }
-    if declared.is_some() {
+    if declared.is_some_and(Capacity::exceeds_machine) {
         found.extend(capacity(kubelet));
     }
     found
@@ -230,6 +230,8 @@ mod tests {
         let [line] = found(with(&all), "").try_into().unwrap();
         assert!(line.starts_with("maxPods 110: is less than max_cells (250)"), "{line}");
         assert_eq!(found(with(&json!({ "maxPods": 250 })), ""), Vec::<String>::new());
+        let extended = DECLARED.replace("pods", "\"pod.elotl.co/cpu\"");
+        assert_eq!(found(with(&all), &extended), [line]);
     }
 
     #[test]
