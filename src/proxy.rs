@@ -1,7 +1,7 @@
 //! The CRI server: HTTP/2 on a unix socket, on a thread of its own.
 //!
 //! Calls are not decoded: the path and at most an id or the sandbox config decide which backend
-//! answers. Calls to a container runtime are forwarded byte for byte; those to a decoded backend
+//! answers. Calls to a container runtime are forwarded byte for byte. Calls to a decoded backend
 //! are passed to the main runtime as one message.
 
 use std::{
@@ -64,9 +64,9 @@ pub use watchdog::Watchdog;
 
 /// Bound on connections. The kubelet has one or two, and each crictl one.
 const MAX_CONNECTIONS: usize = 1024;
-/// Pause after a failed accept, as for want of file descriptors or memory.
+/// Pause after a failed accept, such as by EMFILE or ENOMEM.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Time in which the thread has to end after all connections were cut.
+/// Limit on the end of the thread after all connections are cut.
 const THREAD_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A CRI server that failed to start.
@@ -126,8 +126,8 @@ pub struct DrainHandle {
 }
 
 impl CriServer {
-    /// Starts a server. The current tokio runtime will answer decoded calls. `calls` are those of
-    /// [`cri_calls`]; without them no call is counted.
+    /// Starts a server. Decoded calls run on the current tokio runtime. `calls` counts the calls
+    /// ([`cri_calls`]); without it no call is counted.
     pub fn start(
         config: &Server,
         routing: Routing,
@@ -143,7 +143,8 @@ impl CriServer {
             calls,
             drain: shutdown.drain.clone(),
         };
-        // Before the thread's runtime is made, because a runtime can't be dropped within another.
+        // Opened before the thread's runtime is made: an error would drop that runtime within
+        // another, which tokio forbids.
         let listener = unix_listener::listen_on(&config.listen, None)?;
         let socket = listener.socket.try_clone().map_err(StartError::Thread)?;
         let runtime =
@@ -165,7 +166,8 @@ impl CriServer {
         let (watchdog, responder) = watchdog::new();
         // Ends with the runtime at the latest.
         runtime.spawn(responder.run());
-        // Moved once the thread runs, because a runtime can't be dropped here with the closure.
+        // Sent to the thread after the spawn: a failed spawn drops its closure, and the runtime
+        // must not be dropped here.
         let (hand_over, runtime_of_thread) = std::sync::mpsc::channel::<Runtime>();
         let run = move || {
             let _ended = thread_ended;
@@ -182,7 +184,7 @@ impl CriServer {
             runtime.shutdown_background();
             return Err(StartError::Thread(error));
         }
-        // The thread waits for it.
+        // The thread waits for the runtime.
         let _ = hand_over.send(runtime);
         tracing::info!(socket = %address.display(), "listening for the kubelet");
         Ok(RunningServer {
@@ -212,7 +214,7 @@ impl DrainHandle {
         false
     }
 
-    /// Completes when the server has ended, which without a drain means that its thread failed.
+    /// Completes when the server has ended. Without a drain, its thread has failed.
     pub async fn ended(&self) {
         self.ended.cancelled().await;
     }

@@ -36,7 +36,7 @@ pub(super) struct Caller {
     record: CallRecord,
 }
 
-/// A caller that has reset the call, or whose connection has ended.
+/// The caller has reset the call, or its connection has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cancelled;
 
@@ -133,7 +133,7 @@ impl Caller {
     }
 }
 
-/// Returns the head of a response that kiyot makes.
+/// Returns the head of kiyot's own responses.
 pub(super) fn grpc_head() -> response::Parts {
     let mut head = Response::new(());
     head.headers_mut().insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);

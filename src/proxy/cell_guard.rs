@@ -1,7 +1,7 @@
 //! Guard of the node backend against calls of unknown methods that name a pod in a cell.
 //!
-//! A later kubelet may call methods that this version of CRI lacks. In all methods with the id of a
-//! pod or container, it is field 1.
+//! A later kubelet may call methods that this version of CRI lacks. All methods that name a pod or
+//! container have the id in field 1.
 
 use std::{
     sync::Arc,
@@ -14,8 +14,8 @@ use tonic::Status;
 
 use super::{copy_body::CopyError, frame, peek::LeadingField, server_state::ServerState};
 
-/// Holds the beginning of a request back until its first message is known to name no cell: at most
-/// until the id in field 1 is complete.
+/// Holds back the beginning of a request until field 1 of its first message proves that the request
+/// names no pod in a cell.
 #[derive(Debug)]
 pub(super) struct CellGuard {
     server: Arc<ServerState>,
@@ -24,16 +24,16 @@ pub(super) struct CellGuard {
 }
 
 impl CellGuard {
-    /// Returns the guard of a call of the unknown method with this `:path`; `None` if no message of
-    /// it can name a pod in a cell.
+    /// Returns the guard of a call of an unknown method, by its `:path`; `None` if the method can't
+    /// name a pod in a cell.
     pub(super) fn new(server: &Arc<ServerState>, path: &str) -> Option<Self> {
         let method = path.strip_prefix("/runtime.v1.RuntimeService/")?;
         server.registry.decoded().next()?;
         Some(Self { server: Arc::clone(server), method: method.into(), held: BytesMut::new() })
     }
 
-    /// Returns whether the beginning of a body decides that it names no cell, or the status of a
-    /// call that names one.
+    /// Returns whether a body with this beginning names no pod in a cell; false if more bytes
+    /// decide. Fails if it names a pod in a cell.
     pub(super) fn allows(&self, body: &[u8]) -> Result<bool, Status> {
         match frame::leading_field(body) {
             LeadingField::Unknown => Ok(false),
@@ -48,7 +48,7 @@ impl CellGuard {
         }
     }
 
-    /// Returns the guard with the beginning of a body that it holds back.
+    /// Holds back the beginning of a body.
     pub(super) fn holding(self, body: &[u8]) -> Self {
         Self { held: body.into(), ..self }
     }

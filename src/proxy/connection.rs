@@ -1,5 +1,5 @@
-//! A client's connection. One task serves it with all its calls, so that the data that the calls
-//! send in a round leaves in one write.
+//! A client's connection. One task serves it with all its calls, so that one write sends all data
+//! of a round.
 
 use std::{
     future::{Future, poll_fn},
@@ -27,14 +27,14 @@ mod child_waker;
 
 use child_waker::ChildWaker;
 
-/// Bound on the reads and polls of a round, after which other tasks run. A request takes one, and
+/// Bound on the reads and polls of a round, after which other tasks run. A request takes one poll,
 /// its response another.
 const MAX_POLLS_PER_ROUND: usize = 8;
 
 /// Tokens that stop the server.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Shutdown {
-    /// Cancelled to end new calls.
+    /// Cancelled to accept no new calls.
     pub(super) drain: CancellationToken,
     /// Cancelled to end all calls.
     pub(super) reset: CancellationToken,
@@ -71,8 +71,8 @@ pub(super) async fn serve(
     }
 }
 
-/// Returns the limit of streams to announce. A limit that is lowered later is kept by refusing
-/// calls.
+/// Returns the limit on streams to announce. If a reload lowers the limit, the calls above it are
+/// refused.
 fn max_streams(settings: &Settings) -> u32 {
     u32::try_from(settings.max_calls).unwrap_or(u32::MAX)
 }
@@ -146,8 +146,8 @@ async fn run(
             Poll::Ready(Ok(())) if serving.is_done() => return Poll::Ready(ConnectionEnd::Closed),
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
-        // No waker fires for data that became readable within the round, for data that was not
-        // read, and for calls that were woken within the round.
+        // No waker fires for data that became readable or stayed unread within the round, or for
+        // calls that were woken within the round.
         let can_read_again = !could_read && serving.may_read();
         let calls_wait = calls_waker.end_round();
         if has_read || can_read_again || calls_wait {

@@ -9,7 +9,8 @@ use tonic::Status;
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 /// The largest number of eight digits.
 const MAX_TIMEOUT_NUMBER: u128 = 99_999_999;
-/// Time after which a call's header is rewritten. Forwarding takes less, and then costs nothing.
+/// Elapsed time from which a call's header is rewritten. Forwarding usually takes less and rewrites
+/// nothing.
 const MIN_REWRITE_ELAPSED: Duration = Duration::from_millis(1);
 
 /// A call's timeout and the time at which it began.

@@ -1,9 +1,9 @@
-//! The merged stream of container events: those of container runtimes byte for byte, with whole
-//! messages of decoded backends between them.
+//! The merged stream of container events. Messages of container runtimes are forwarded byte for
+//! byte, with whole messages of decoded backends between them.
 //!
-//! The kubelet relies on the stream being complete. So the stream fails if any runtime's fails, and
-//! ends with the status of the first part that ends. The kubelet then lists, and opens the stream
-//! again or falls back to polling.
+//! The kubelet relies on the stream being complete. So the stream ends with the status of the first
+//! part that ends or fails. The kubelet then lists, and opens the stream again or falls back to
+//! polling.
 
 use std::{
     future::{Future, poll_fn},
@@ -70,7 +70,7 @@ pub(super) async fn serve(call: Call<'_>) {
     for (_, upstream) in server.registry.raw() {
         all.push(Box::pin(runtime_events(upstream, &incoming.head, &incoming.body)));
     }
-    // Ends the stream at a drain, which would otherwise wait for it in vain.
+    // Ends the stream at a drain, which waits for all calls.
     all.push(Box::pin(stream::once(async {
         server.drain.cancelled().await;
         Item::End(StreamEnd::Status(Status::unavailable(
@@ -148,7 +148,7 @@ fn finish(mut sink: CallerSink, end: StreamEnd) {
 enum RuntimeStream {
     /// Not requested yet.
     New,
-    /// Open, with the data received of the next message.
+    /// Open, with the received part of the next message.
     Open(RecvStream, BytesMut),
     Done,
 }
@@ -227,7 +227,7 @@ async fn next_message(
         match body.data().await {
             Some(part) => {
                 let part = part.map_err(|error| end_of_error(upstream, error))?;
-                // Bounded by a message, and the HTTP/2 frame in which it ended.
+                // Bounded by a message and the HTTP/2 frame that ends it.
                 received.extend_from_slice(&part);
             }
             None => {

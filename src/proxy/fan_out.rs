@@ -158,7 +158,7 @@ pub(super) async fn list(call: Call<'_>, method: Method, message: Bytes) {
 }
 
 /// Answers with the metrics of all backends. If the node describes no metrics, the response has
-/// those of container runtimes only, because the kubelet drops metrics without a description.
+/// only the metrics of container runtimes, because the kubelet drops metrics without a description.
 pub(super) async fn metrics(mut call: Call<'_>) {
     let Call { server, deadline, .. } = call;
     let mut head = call.incoming.head.clone();
@@ -206,9 +206,9 @@ pub(super) async fn status(call: Call<'_>) {
     respond(caller, merge::status(response, &handlers)).await;
 }
 
-/// Answers with the node's image. If the node lacks the image, the response is `known`, or the
-/// image that a decoded backend reports. The pod of `known` may be the node's: it is no response if
-/// the node has an image with its id, which a cell has reported.
+/// Answers with the node's image. If the node lacks the image, answers with `known` or with the
+/// image that a decoded backend reports. The pod of `known` may run on the node: `known` is dropped
+/// if the node has an image with the same id, which a cell has reported.
 pub(super) async fn image(call: Call<'_>, message: Bytes, known: Option<Bytes>) {
     let Call { server, deadline, .. } = call;
     let head = call.incoming.head.clone();

@@ -46,7 +46,7 @@ pub(super) async fn forward(upstream: &Upstream, call: Call<'_>) {
                 if may_retry && error.is_retryable() && !upload.has_sent() =>
             {
                 may_retry = false;
-                // The rest of the request is still to come, though the first attempt has ended.
+                // The first attempt has not read the rest of the request, which the retry sends.
                 incoming.rest = upload.copy.map(|copy| copy.from);
                 incoming.guard = upload.guard;
             }
@@ -72,12 +72,12 @@ impl Upload {
         Self { is_over: copy.is_none(), copy, guard }
     }
 
-    /// Returns whether a part of the request was sent that a retry would lack.
+    /// Returns whether data was sent that a retry can't send again.
     fn has_sent(&self) -> bool {
         self.copy.as_ref().is_some_and(|copy| copy.has_sent)
     }
 
-    /// Copies available data. Returns errors of the caller's side alone.
+    /// Copies available data. Returns only errors of the caller's side.
     fn poll(&mut self, cx: &mut Context<'_>) -> Result<(), CopyError> {
         let Some(copy) = self.copy.as_mut().filter(|_| !self.is_over) else { return Ok(()) };
         if let Some(guard) = &mut self.guard {

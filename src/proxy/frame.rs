@@ -40,8 +40,8 @@ pub(super) fn parse(body: &[u8]) -> Frame {
     }
 }
 
-/// Reads the first field of the first message of a body. That of a compressed message is
-/// [`LeadingField::Other`].
+/// Reads the first field of a body's first message; [`LeadingField::Other`] if the message is
+/// compressed.
 pub(super) fn leading_field(body: &[u8]) -> LeadingField<'_> {
     match body.split_first_chunk::<HEADER_BYTES>() {
         None => LeadingField::Unknown,
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn leading_field_is_known_once_its_last_byte_is_there() {
+    fn leading_field_is_known_once_its_last_byte_is_received() {
         let body = encode(Bytes::from_static(b"\x0a\x04id-1\x12\x03abc")).concat();
         for end in 0..body.len() {
             let expected = if end < HEADER_BYTES + 6 {
@@ -115,7 +115,7 @@ mod tests {
             assert_eq!(leading_field(&body), LeadingField::Other, "{message:?}");
         }
         assert_eq!(leading_field(&[1, 0, 0, 0, 9]), LeadingField::Other, "compressed");
-        // The bytes behind the message are not its own.
+        // Bytes after the message do not belong to it.
         assert_eq!(leading_field(&[0, 0, 0, 0, 2, 0x0a, 1, b'x']), LeadingField::Other);
     }
 

@@ -1,6 +1,6 @@
-//! The cache of which container runtime has an id, for nodes with several container runtimes. Ids
-//! are learned from responses, annotations of pods from requests. Bounded: evicted ids are looked
-//! up again.
+//! Cache of the container runtime of each id, for nodes with several container runtimes. Ids are
+//! learned from responses, annotations of pods from requests. Bounded: evicted ids are looked up
+//! again.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -13,13 +13,12 @@ use crate::backends::Method;
 
 /// Bound on the entries of a map. The least recently used half is evicted at once.
 const MAX_ENTRIES: usize = 64 << 10;
-/// Bound on the bytes of a cached id. Ids of runtimes have 64.
+/// Bound on the bytes of a cached id. Ids that runtimes make have 64 bytes.
 const MAX_KEY_BYTES: usize = 256;
 
 /// Index of a container runtime in `Registry::raw`. The node backend has 0.
 pub(super) type RuntimeIndex = usize;
 
-/// The cache.
 #[derive(Debug, Default)]
 pub(super) struct IdCache(Mutex<Maps>);
 
@@ -27,16 +26,16 @@ pub(super) struct IdCache(Mutex<Maps>);
 struct Maps {
     /// Keyed by the ids of pod sandboxes and containers.
     ids: GenerationalMap<Box<str>>,
-    /// Keyed by the uids of pods, which `PullImage` has.
+    /// Keyed by uids of pods, for `PullImage`.
     pods: GenerationalMap<Box<str>>,
-    /// Keyed by digests of pods' annotations, which `ImageStatus` has and no other key.
+    /// Keyed by digests of pods' annotations, the only key that `ImageStatus` has.
     annotations: GenerationalMap<u64>,
     /// Digests of the annotations of all pods of container runtimes, from requests. Pods of decoded
     /// backends have other annotations.
     runtime_annotations: GenerationalMap<u64>,
 }
 
-/// A bounded map that evicts the generation of the least recently used entries.
+/// Evicts the least recently used entries by generations.
 #[derive(Debug)]
 struct GenerationalMap<K> {
     young: HashMap<K, RuntimeIndex>,
@@ -201,7 +200,7 @@ pub(super) fn list_items(response: &[u8]) -> impl Iterator<Item = Result<&[u8], 
 fn digest(message: &[u8], path: &[u32]) -> Result<Option<u64>, Malformed> {
     let mut annotations = BTreeMap::new();
     peek::visit(message, path, &mut |entry| {
-        // A malformed entry is no annotation.
+        // Malformed entries are skipped.
         if let (Ok(key), Ok(value)) = (peek::string(entry, &[1]), peek::string(entry, &[2])) {
             annotations.insert(key, value);
         }

@@ -9,7 +9,7 @@ use std::{
 
 use tokio::time::{Sleep, sleep};
 
-/// A limit on each time that a side makes no progress.
+/// A limit on each period in which a side makes no progress.
 #[derive(Debug)]
 pub(super) struct IdleTimeout {
     limit: Option<Duration>,
@@ -27,8 +27,8 @@ impl IdleTimeout {
         self.timer = None;
     }
 
-    /// Completes with the limit when the side has been idle for so long. Polled while the side is
-    /// idle.
+    /// Completes with the limit after the side was idle for this long. Poll it only while the side
+    /// is idle.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Duration> {
         let Some(limit) = self.limit else { return Poll::Pending };
         self.timer.get_or_insert_with(|| Box::pin(sleep(limit))).as_mut().poll(cx).map(|()| limit)

@@ -24,7 +24,7 @@ pub(super) struct Incoming {
     pub(super) body: Bytes,
     /// The rest of the body; `None` if `body` is all of it.
     pub(super) rest: Option<RecvStream>,
-    /// Limit on the time that the caller sends nothing of an incomplete body.
+    /// Limit on each wait for more of an incomplete body.
     pub(super) idle_timeout: Option<Duration>,
     /// Holds back the beginning of `rest`.
     pub(super) guard: Option<Box<CellGuard>>,
@@ -65,8 +65,8 @@ impl Incoming {
         Self { head, body: Bytes::new(), rest, idle_timeout, guard: None }
     }
 
-    /// Reads the available part of the body, up to [`MAX_AVAILABLE_BYTES`]. With most calls that
-    /// is all of it, so that they can be retried.
+    /// Reads the available part of the body, up to [`MAX_AVAILABLE_BYTES`]. Most bodies are
+    /// complete then, so that their calls can be retried.
     pub(super) async fn read_available(&mut self) -> Result<(), MessageError> {
         while self.body.len() < MAX_AVAILABLE_BYTES {
             let Some(rest) = &mut self.rest else { return Ok(()) };

@@ -1,5 +1,5 @@
-//! Lookup of the container runtime that has an id, by asking all of them: for ids that the cache
-//! lacks, as after a restart, and for prefixes of ids.
+//! Lookup of an id's container runtime by asking all runtimes. It serves ids that the cache lacks,
+//! as after a restart, and prefixes of ids.
 
 use std::time::Duration;
 
@@ -35,8 +35,8 @@ enum Reply {
     Unknown(Status),
 }
 
-/// Returns the index of the runtime that has an id. If all runtimes lack the id, that is the node
-/// backend, whose error the caller gets. Fails if a runtime that may have the id does not reply.
+/// Returns the index of the runtime that has an id. If no runtime has it, returns the node backend,
+/// whose error the caller gets. Fails if a runtime that may have the id does not reply.
 pub(super) async fn find_runtime(
     server: &ServerState,
     kind: IdKind,

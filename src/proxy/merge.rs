@@ -86,8 +86,8 @@ pub(super) fn single_message(response: &mut UnaryResponse) -> Option<Bytes> {
     }
 }
 
-/// Appends lists: those of container runtimes (at least one), then `more`. If a response is an
-/// error, the first such response is the result.
+/// Appends lists: those of container runtimes (at least one), then `more`. Returns the first error
+/// response instead, if any.
 pub(super) fn lists(mut responses: Vec<UnaryResponse>, more: Vec<Bytes>) -> Result<Merged, Status> {
     if let Some(index) = responses.iter().position(|response| !is_ok(response)) {
         return Ok(responses.swap_remove(index).into());
@@ -114,7 +114,7 @@ pub(super) fn lists(mut responses: Vec<UnaryResponse>, more: Vec<Bytes>) -> Resu
 }
 
 /// Appends runtime handlers to the node's `StatusResponse`. An empty list gets the default handler
-/// too: the kubelet takes an empty list for "all handlers exist", and any other as complete.
+/// too: the kubelet reads an empty list as "all handlers exist", and any other list as complete.
 pub(super) fn status(
     mut response: UnaryResponse,
     handlers: &[(&str, Features)],
@@ -128,8 +128,8 @@ pub(super) fn status(
         put_handler(&mut more, "", false);
     }
     for (handler, features) in handlers {
-        // If pods of a handler may run on the node, the handler has only features of the node,
-        // whose runtime could ignore others silently.
+        // A handler whose pods may run on the node has only features of the node's runtime, which
+        // could ignore others silently.
         let recursive = features.recursive_read_only_mounts
             && (!features.may_be_on_node || default_handler(&message).recursive_read_only_mounts);
         put_handler(&mut more, handler, recursive);

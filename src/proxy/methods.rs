@@ -17,8 +17,8 @@ pub enum Route {
     Restore,
     /// Routed to the backend that has the id at this path.
     ById(FieldPath),
-    /// Sent to all backends, whose responses are appended; or, with an id at one of these paths,
-    /// to the backend that has the id.
+    /// Sent to all backends, and their responses are appended. With an id at one of these paths,
+    /// sent only to the backend that has the id.
     List(&'static [FieldPath]),
     /// Sent to the node backend. The runtime handlers of other backends are appended.
     Status,
@@ -26,13 +26,13 @@ pub enum Route {
     PullImage,
     /// Sent like [`Route::PullImage`]. If the node lacks the image, a decoded backend may answer.
     ImageStatus,
-    /// Sent to all container runtimes, whose responses are appended, with the metrics of decoded
+    /// Sent to all container runtimes. Their responses are appended, then the metrics of decoded
     /// backends that the node describes.
     Metrics,
-    /// Sent to all container runtimes, whose events are merged with those of decoded backends.
+    /// Sent to all container runtimes. Their events are merged with the events of decoded backends.
     Events,
-    /// Forwarded if the node backend is the only one, else `UNIMPLEMENTED`, because pods of other
-    /// backends would be missing. The kubelet then uses the call that lists.
+    /// Forwarded if the node backend is the only backend, else `UNIMPLEMENTED`, because pods of
+    /// other backends would be missing. The kubelet then calls the list method.
     WholeNodeOnly,
 }
 
@@ -60,10 +60,10 @@ pub const fn id_kind(method: Method) -> IdKind {
     }
 }
 
-/// Returns the routing of a method that this version of CRI lacks, by its `:path`. A list or its
-/// stream, known by the name, would hide the pods of other backends, and a kubelet does without an
-/// unimplemented method. All others are forwarded to the node backend, unless they name a pod in a
-/// cell (`cell_guard`).
+/// Returns the routing of a method that this version of CRI lacks, by its `:path`. The names of
+/// lists and their streams identify them. They would hide the pods of other backends, and a kubelet
+/// does without an unimplemented method. All other methods are forwarded to the node backend,
+/// unless they name a pod in a cell (`cell_guard`).
 pub fn route_unknown(path: &str) -> Route {
     match path.strip_prefix("/runtime.v1.RuntimeService/") {
         Some(name) if ["List", "Stream"].iter().any(|verb| name.starts_with(verb)) => {

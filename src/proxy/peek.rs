@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use prost::encoding::{WireType, encode_key, encode_varint};
 
-/// Bytes that are no protobuf message without groups.
+/// Bytes that are not a protobuf message, or have groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Malformed;
 
@@ -159,8 +159,7 @@ pub fn without_field(message: &[u8], number: u32) -> Result<Vec<u8>, Malformed> 
     }
 }
 
-/// Longest text of a [`LeadingField`], in bytes: those whose length is encoded in a byte. Ids have
-/// 64.
+/// Longest text of a [`LeadingField`], in bytes: one byte encodes its length. Ids have 64 bytes.
 const MAX_LEADING_BYTES: u8 = 127;
 
 /// The beginning of a message.
@@ -174,8 +173,8 @@ pub enum LeadingField<'a> {
     Other,
 }
 
-/// Reads the first field of a message, where encoders write field 1. `known` is the beginning of
-/// the message, which has `length` bytes.
+/// Reads the first field of a message, where encoders write field 1. `known` is the beginning of a
+/// message of `length` bytes.
 pub fn leading_field(known: &[u8], length: usize) -> LeadingField<'_> {
     /// The key of field 1 with wire type 2.
     const KEY: u8 = 1 << 3 | 2;
@@ -216,7 +215,7 @@ impl<'a> Pod<'a> {
             return Cow::Borrowed(self.request);
         }
         let mut request = Vec::new();
-        // The part before a malformed field is what routing has read.
+        // Routing has read the same part, up to a malformed field.
         let _ = visit(self.request, &[self.config], &mut |config| {
             encode_key(1, WireType::LengthDelimited, &mut request);
             encode_varint(config.len() as u64, &mut request);

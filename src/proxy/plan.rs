@@ -24,7 +24,7 @@ use crate::{
 pub(super) enum Plan<'a> {
     /// Forwarded to a container runtime.
     Forward(&'a Upstream),
-    /// Forwarded to one of several container runtimes, whose response has a new id.
+    /// Forwarded to one of several container runtimes. The new id in its response is learned.
     ForwardAndLearn(RuntimeIndex),
     /// Forwarded to the container runtime that has this id, found by asking all.
     FindRuntime(String),
@@ -42,8 +42,8 @@ pub(super) enum Plan<'a> {
     Events,
     /// The node's status with all runtime handlers.
     Status,
-    /// Forwarded to the node backend. If the node lacks the image, answered by this response, or
-    /// without one by decoded backends.
+    /// Forwarded to the node backend. If the node lacks the image, the answer is this response.
+    /// Without this response, decoded backends answer.
     NodeImage(Option<Bytes>),
     /// Answered by this response.
     Respond(Bytes),
@@ -148,7 +148,7 @@ pub(super) fn for_call<'a>(
         Route::ImageStatus => {
             match registry.decoded().find(|backend| backend.claims_image(method, message)) {
                 Some(backend) => Plan::Decoded(backend),
-                // ImageSpec.annotations are the pod's. Without them no pod is known.
+                // ImageSpec.annotations are the pod's. Without them the pod is unknown.
                 None if matches!(peek::bytes(message, &[1, 2]), Ok(None)) => Plan::NodeImage(None),
                 None if server.id_cache.has_runtime_annotations(message) => {
                     for_image(server, method, message)
@@ -163,7 +163,7 @@ pub(super) fn for_call<'a>(
 /// Returns the status of a call whose response would lack the pods of other backends.
 pub(super) fn whole_node_only(method: &str) -> Status {
     Status::unimplemented(format!(
-        "{method} is not answered while there are several backends; allowed: the calls that list"
+        "{method} is not supported with several backends; allowed: the list methods"
     ))
 }
 

@@ -10,7 +10,7 @@ use crate::backends::{BackendName, Declared};
 /// Annotation by which a pod requests a backend.
 pub const TARGET_RUNTIME: &str = "kubernetes.io/target-runtime";
 
-/// Annotation of the source of a pod; absent or `api` for pods of the API server (kubernetes
+/// Annotation that holds a pod's source; absent or `api` for pods of the API server (kubernetes
 /// pkg/kubelet/types).
 const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 
@@ -18,7 +18,7 @@ const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 /// pkg/controller/daemon/util).
 const DAEMONSET_LABELS: [&str; 2] = ["controller-revision-hash", "pod-template-generation"];
 
-/// An error of a pod that no backend may run.
+/// A pod that no backend may run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RoutingError {
     /// A pod's annotation names a runtime that no backend declares.
@@ -32,8 +32,9 @@ pub enum RoutingError {
     /// A pod's annotation leads to a backend that does not have the pod's runtime handler.
     #[error(
         "annotation {TARGET_RUNTIME} with the value {value:?} leads to backend {backend:?}, which \
-         does not declare the runtime handler {handler:?}; allowed: one of both alone, the \
-         handler {}, or a rule with runtime_handler = {handler:?} to the backend", one_of(.allowed)
+         does not declare the runtime handler {handler:?}; allowed: the annotation alone, \
+         the handler alone, the handler {}, or a rule with runtime_handler = {handler:?} to the \
+         backend", one_of(.allowed)
     )]
     ForeignHandler {
         /// The value of the pod's annotation.
@@ -65,10 +66,10 @@ pub enum Reason<'a> {
     Rule(&'a str),
     /// No rule matches.
     Default,
-    /// A rule or the default leads to a backend that does not have the pod's runtime handler, and
-    /// was skipped.
+    /// A rule or the default was skipped, because its backend does not have the pod's runtime
+    /// handler.
     ForeignHandler,
-    /// The request is malformed, which the node backend's error says.
+    /// The request is malformed. The node backend answers with an error.
     Malformed,
 }
 
@@ -92,7 +93,7 @@ impl<'a> Decision<'a> {
         Self { backend: &rule.backend, reason: Reason::Rule(&rule.name), rule: Some(rule) }
     }
 
-    /// Returns the providers of the pod's cell by the rule; `None` for all.
+    /// Returns the providers to which the rule limits the pod's cell; `None` for all.
     pub fn providers(&self) -> Option<RuleProviders> {
         self.rule.and_then(RuleProviders::of)
     }
@@ -104,9 +105,9 @@ impl<'a> Decision<'a> {
 /// A declared target runtime wins over a declared runtime handler, and both win over rules. The
 /// first matching rule wins over the default.
 ///
-/// A runtime handler that no backend declares is foreign to the backends that declare handlers
-/// (cells): only a rule with this handler leads there. Container runtimes declare no handlers and
-/// refuse unknown ones; the last resort is the node backend.
+/// A runtime handler that no backend declares is foreign. A backend that declares handlers (cells)
+/// runs a pod with a foreign handler only if a rule with this handler leads to it. Container
+/// runtimes declare no handlers and refuse unknown ones. The last resort is the node backend.
 pub fn decide<'a>(
     pod: Pod<'_>,
     declared: &[(&'a BackendName, Declared)],

@@ -47,7 +47,7 @@ pub(super) struct ServerState {
     pub(super) open_calls: AtomicUsize,
     /// Counters of calls; `None` counts nothing.
     pub(super) calls: Option<Arc<CriCalls>>,
-    /// Cancelled when no new calls are accepted. Streams without an end of their own end then.
+    /// Cancelled when no new calls are accepted. Endless streams end then.
     pub(super) drain: CancellationToken,
 }
 
@@ -63,7 +63,7 @@ impl ServerState {
         (before < max_calls).then_some(open)
     }
 
-    /// Begins to measure a call; `None` is a method that CRI doesn't have.
+    /// Begins to measure a call; `None` stands for a method that CRI lacks.
     pub(super) fn record(&self, method: Option<Method>) -> CallRecord {
         let begin = |calls: &Arc<CriCalls>| calls.begin(method.map(|method| method as usize));
         self.calls.as_ref().map_or_else(CallRecord::off, begin)

@@ -1,5 +1,5 @@
-//! A waker for a future that a task polls among others, in rounds. A round learns whether the child
-//! was woken, and a wake-up within a round costs no further round.
+//! Per-child wakers. A task that polls several futures in rounds polls only the children that were
+//! woken. A wake-up within a round costs no further round.
 
 use std::{
     sync::{
@@ -43,7 +43,7 @@ impl Wake for State {
 }
 
 impl ChildWaker {
-    /// Makes a waker that is woken already, so that the child is polled a first time.
+    /// Makes a woken waker, so that the child is polled a first time.
     pub(super) fn new() -> Self {
         let state = Arc::new(State { flags: AtomicU8::new(WOKEN), task: AtomicWaker::new() });
         Self { waker: Waker::from(state.clone()), state }
@@ -55,7 +55,7 @@ impl ChildWaker {
         self.state.flags.fetch_or(IN_ROUND, Ordering::SeqCst);
     }
 
-    /// Returns whether the child was woken since the last call, and has to be polled.
+    /// Returns whether the child was woken since the last call and must be polled.
     pub(super) fn take_wake(&self) -> bool {
         self.state.flags.fetch_and(!WOKEN, Ordering::SeqCst) & WOKEN != 0
     }
@@ -83,7 +83,7 @@ mod tests {
             while child.take_wake() {
                 wakes += 1;
                 if wakes < 3 {
-                    // Within the round, which takes it itself.
+                    // The same round takes this wake-up.
                     child.waker.wake_by_ref();
                 }
             }

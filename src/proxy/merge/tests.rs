@@ -40,7 +40,7 @@ fn sandboxes(ids: &[String]) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn appended_lists_decode_as_the_list_of_all(
+    fn appended_lists_decode_as_one_list(
         parts in proptest::collection::vec(proptest::collection::vec("[a-z0-9]{0,40}", 0..5), 1..4),
         more in proptest::collection::vec(proptest::collection::vec("[a-z0-9]{0,40}", 0..5), 0..3),
         cuts in proptest::collection::vec(0_usize..30, 0..6),
@@ -127,7 +127,7 @@ fn handlers_are_appended_with_the_default_handler_to_an_empty_list() {
 
 /// Verifies D43.
 #[test]
-fn handler_has_only_features_of_everywhere_its_pods_may_run() {
+fn handler_has_only_features_that_all_runtimes_of_its_pods_have() {
     let handler = |name: &str, recursive_read_only_mounts| {
         let features = Some(cri::RuntimeHandlerFeatures {
             recursive_read_only_mounts,

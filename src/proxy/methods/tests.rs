@@ -34,7 +34,7 @@ fn field_name(method: Method, path: &[u32]) -> String {
 }
 
 #[test]
-fn ids_are_where_the_descriptors_have_them() {
+fn id_paths_match_the_descriptors() {
     for &method in Method::ALL {
         match route(method) {
             Route::ById(path) => {
@@ -79,7 +79,7 @@ fn request_with_an_id_is_routed_by_that_id() {
     }
 }
 
-/// Names identify lists and streams, because those of all known methods do.
+/// The names of all known lists and streams identify them.
 ///
 /// Verifies F7.
 #[test]
@@ -95,7 +95,7 @@ fn unknown_list_is_identified_by_its_name() {
     ] {
         assert_eq!(route_unknown(path), Route::Node);
     }
-    // The node alone describes metrics.
+    // Only the node describes metrics.
     for &method in Method::ALL.iter().filter(|method| **method != Method::ListMetricDescriptors) {
         let whole = matches!(route(method), Route::List(_) | Route::Metrics | Route::WholeNodeOnly);
         assert_eq!(route_unknown(method.path()) == Route::WholeNodeOnly, whole, "{method}");
@@ -143,8 +143,8 @@ const IN_REQUESTS: &[(&str, &str, &str)] = &[
     ("IDMapping", "host_id", "a uid of the node"),
 ];
 
-/// The same fields of responses. Responses of cells have kiyot's ids, those of container runtimes
-/// are forwarded.
+/// Fields of responses that look like ids. Responses of cells have kiyot's ids. Responses of
+/// container runtimes are forwarded.
 const IN_RESPONSES: &[(&str, &str, &str)] = &[
     ("Container", "id", "read model: ours"),
     ("Container", "image_id", "read model: the image's"),

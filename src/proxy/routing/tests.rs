@@ -52,7 +52,7 @@ fn routing_to_cells(rules: Vec<Rule>) -> Routing {
 
 /// Verifies A37.
 #[test]
-fn providers_are_those_of_the_rule_that_decides() {
+fn rule_limits_the_providers_only_if_it_decides() {
     let narrow = Rule {
         namespace: vec!["batch".into()],
         providers: vec![ProviderKind::Ec2],
@@ -69,7 +69,7 @@ fn providers_are_those_of_the_rule_that_decides() {
     let allows = "routing rule \"to cells\" allows \"ec2\"";
     assert_eq!(providers(&batch).as_deref(), Some(allows));
     assert_eq!(providers(&Sandbox::default()), None);
-    // No rule sends a pod whose own request names cells.
+    // No rule limits a pod that requests cells itself.
     let annotations = vec![(TARGET_RUNTIME, "kiyot".into())];
     assert_eq!(providers(&Sandbox { annotations, ..batch.clone() }), None);
     assert_eq!(providers(&Sandbox { handler: "kiyot".into(), ..batch }), None);
@@ -123,13 +123,13 @@ fn foreign_handler_contradicts_an_annotation_that_leads_to_cells() {
         let refused = decided(&foreign(target), &routing_to_cells(rules)).unwrap_err().to_string();
         let expected = format!(
             "annotation kubernetes.io/target-runtime with the value {target:?} leads to backend \
-             \"cells\", which does not declare the runtime handler \"gvisor\"; allowed: one of \
-             both alone, the handler \"kiyot\", or a rule with runtime_handler = \"gvisor\" to \
-             the backend"
+             \"cells\", which does not declare the runtime handler \"gvisor\"; allowed: the \
+             annotation alone, the handler alone, the handler \"kiyot\", or a rule with \
+             runtime_handler = \"gvisor\" to the backend"
         );
         assert_eq!(refused, expected);
     }
-    // A rule with another condition that fails does not lead there.
+    // A rule with the handler does not lead to cells if another condition fails.
     let elsewhere = Rule { namespace: vec!["other".into()], ..rule_for_gvisor("cells") };
     assert!(decided(&foreign("kiyot"), &routing(vec![elsewhere])).is_err());
 }
