@@ -48,7 +48,7 @@ mod unknown_keys;
 pub use identity::identity;
 pub use unknown_keys::{shown_keys, unknown_keys};
 
-/// Misspelt keys that are reported.
+/// Limit on the misspelt keys that are reported.
 const MAX_REPORTED_KEYS: usize = 8;
 
 /// Parses a pod's annotations, or returns all problems. A misspelt key is a problem; other
@@ -91,7 +91,7 @@ pub fn parse<'a>(
         rule: None,
     };
     for (key, meant) in misspelt {
-        // A key within a few letters of a known one is short.
+        // A misspelt key is about as long as a known key, hence short.
         let at = key.escape_debug().to_string();
         report.add(Problem::new(at, format!("is unknown; did you mean {meant}?")));
     }

@@ -3,7 +3,7 @@
 use kiyot_engine::request::GpuRequest;
 use kiyot_values::problems::Field;
 
-/// GPUs of a pod: four times those of the largest instance types.
+/// Limit on GPUs: four times as many as the largest instance types have.
 const MAX_GPUS: u32 = 64;
 /// Longest name of a GPU, in characters.
 const MAX_NAME_CHARS: usize = 64;

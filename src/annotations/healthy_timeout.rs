@@ -1,4 +1,4 @@
-//! Time limit of the silence of a cell's agent.
+//! Limit on the silence of a cell's agent.
 
 use kiyot_engine::request::HealthyTimeout;
 use kiyot_values::problems::Field;

@@ -1,4 +1,4 @@
-//! Highest price of an instance at its choice.
+//! Highest price of an instance when it is chosen.
 
 use kiyot_values::{price::Price, problems::Field};
 

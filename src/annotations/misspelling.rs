@@ -1,16 +1,15 @@
-//! Misspelt keys, and the keys that are meant by them.
+//! Misspelt keys, and the known keys that they mean.
 //!
-//! A pod with a misspelt key would get another instance than its author wishes, and nothing else
-//! would say so.
+//! A pod with a misspelt key would silently get another instance than its author wants.
 
 use super::KEYS;
 
-/// Letters that are wrong in a misspelt key at most.
+/// Limit on the wrong letters of a misspelt key.
 const MAX_WRONG_LETTERS: usize = 2;
 
-/// Returns the known key that is meant by an unknown one: the one with the fewest wrong letters
+/// Returns the known key that an unknown key means: the known key with the fewest wrong letters
 /// (substituted, added, absent, or swapped with the next), at most two and less than half of its
-/// name. Case is ignored. The work is bounded, however long the key is.
+/// name. Case is ignored. The work is bounded for keys of any length.
 pub(super) fn meant_by(key: &str) -> Option<&'static str> {
     if KEYS.contains(&key) {
         return None;
@@ -71,7 +70,7 @@ mod tests {
 
     /// Verifies A6.
     #[test]
-    fn other_keys_mean_nothing_known() {
+    fn other_keys_mean_no_known_key() {
         let long = "x".repeat(1 << 20);
         for key in KEYS.into_iter().chain([
             "",
@@ -117,7 +116,7 @@ mod tests {
                 _ => format!("{before}{letter}{}", &after[1..]),
             };
             let meant = meant_by(&key);
-            // `gpu` and `cpu` have one letter between them.
+            // `gpu` and `cpu` differ in one letter.
             let fits = meant.is_some_and(|meant| {
                 meant == known || [meant, known].iter().all(|key| [CPU, GPU].contains(key))
             });

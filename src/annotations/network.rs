@@ -4,10 +4,11 @@ use kiyot_values::{cidr::Cidr, problems::Field};
 
 use super::text::is_name;
 
-/// Security groups of an interface: the highest limit that EC2 grants. The configuration's own is
-/// checked with the groups of every cell.
+/// The highest limit that EC2 grants on the security groups of an interface. The configured limit
+/// is checked together with the groups of every cell.
 const MAX_SECURITY_GROUPS: usize = 16;
-/// Routes of a cell: a VPC's route table has 50 by default, for all cells together.
+/// Limit on the routes of a cell. A VPC's route table has room for 50 by default, for all cells
+/// together.
 const MAX_CLOUD_ROUTES: usize = 5;
 
 /// Reads a comma list of different groups.
@@ -17,8 +18,8 @@ pub(super) fn security_groups(field: Field<'_>) -> Option<Vec<String>> {
          separated by commas"
     );
     field.read(&allowed, |text| {
-        // One more than allowed: each is compared with all others, and a pod's annotations may have
-        // hundreds of thousands.
+        // At most one group more than allowed: each is compared with all others, and a pod's
+        // annotations have room for hundreds of thousands.
         let groups: Vec<String> = text
             .split(',')
             .take(MAX_SECURITY_GROUPS + 1)

@@ -3,9 +3,9 @@
 use kiyot_engine::request::MAX_VOLUME_GIB;
 use kiyot_values::{problems::Field, quantity::Quantity};
 
-/// CPUs of an instance: five times those of the largest instance types.
+/// Limit on CPUs: five times as many as the largest instance types have.
 const MAX_CPUS: u64 = 10_000;
-/// Memory of an instance, in TiB: twice that of the largest instance types.
+/// Limit on memory, in TiB: twice the memory of the largest instance types.
 const MAX_MEMORY_TIB: u64 = 64;
 
 /// Reads a quantity of CPUs as milli-CPUs.

@@ -14,7 +14,7 @@ pub(super) fn boolean(field: Field<'_>) -> Option<bool> {
     })
 }
 
-/// Says if a text is a name of ASCII letters, digits and some more characters.
+/// Returns whether a text is a name of ASCII letters, digits and the characters of `more`.
 pub(super) fn is_name(text: &str, more: &[char]) -> bool {
     (1..=NAME_CHARS).contains(&text.len())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(&c))

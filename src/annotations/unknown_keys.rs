@@ -4,14 +4,14 @@ use kiyot_engine::request::keys::{KEYS, PREFIX};
 
 use super::misspelling::meant_by;
 
-/// Keys that a log line shows.
+/// Limit on the keys that a log line shows.
 const MAX_SHOWN_KEYS: usize = 8;
-/// Characters of a key that a log line shows.
+/// Limit on the characters of a key that a log line shows.
 const MAX_SHOWN_KEY_CHARS: usize = 80;
 
-/// Returns the unknown keys with the prefix of [`KEYS`], in order. A pod runs with them: they
-/// may belong to another version. Misspelt keys, which [`parse`](super::parse) refuses, are not
-/// among them.
+/// Returns the unknown keys with the prefix of [`KEYS`], in order, without misspelt keys, which
+/// [`parse`](super::parse) refuses. A pod runs in spite of unknown keys, because another version
+/// may know them.
 pub fn unknown_keys<'a>(
     annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
 ) -> Vec<&'a str> {
@@ -66,7 +66,7 @@ mod tests {
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             let text = shown_keys(&keys);
             prop_assert!(!text.contains(char::is_control));
-            // An escaped character has at most ten.
+            // An escaped character has at most ten characters.
             let most = MAX_SHOWN_KEYS * 10 * (MAX_SHOWN_KEY_CHARS + 1) + " and 9999 more".len();
             prop_assert!(text.chars().count() <= most);
         }
