@@ -1,7 +1,7 @@
 //! The admin API on a unix socket, which milpactl calls.
 //!
-//! Its calls run beside those of CRI, on the main runtime, and read what they read. A socket that
-//! can't be opened is logged: pods need no operator.
+//! Its calls run on the main runtime beside CRI calls, and read the same state. A failure to open
+//! the socket is only logged: pods need no operator.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -40,15 +40,15 @@ pub use parts::Parts;
 use service::AdminService;
 use socket::Socket;
 
-/// Bounds the connections of readers and of root, each on its own: readers can't keep root out, a
-/// reader no other, and logs that root follows none of its other calls. Further connections get the
-/// reason.
-/// A request with a manifest takes memory, so that few are read at a time.
+/// Limits on the connections of readers and of root. Readers can't keep root out, a reader can't
+/// keep out other readers, and logs that root follows can't keep out its other calls. Further
+/// connections get the reason of their refusal. Few requests with a manifest are read at a time,
+/// because they take memory.
 const LIMITS: Limits =
     Limits { readers: 48, reader: 16, root: 64, followed: 48, refused: 16, manifests: 2 };
 /// Time after which a connection without calls is closed; clients connect again.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time for the reason of a refused connection.
+/// Time to send the reason of a refused connection.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bounds the memory and the calls of a connection.
 const PROFILE: Profile = Profile {
@@ -57,28 +57,28 @@ const PROFILE: Profile = Profile {
     send_buffer: 64 * 1024,
     max_streams: 8,
 };
-/// Longest path of a method in the response for an unknown one, in bytes. Paths are ASCII.
+/// Longest path of an unknown method in a response, in bytes. Paths are ASCII.
 const MAX_PATH_BYTES: usize = 128;
 /// Bounds a request in bytes.
 const MAX_REQUEST_BYTES: usize = 64 * 1024;
 /// The method whose request has a manifest.
 const WITH_MANIFEST: &str = "/kiyot.admin.v1.Admin/Plan";
-/// Bounds the manifest of a request in bytes, all its files in sum.
+/// Bounds the manifest of a request in bytes, the sum of all its files.
 const MAX_MANIFEST_BYTES: usize = 1024 * 1024;
 /// Bounds a request with a manifest in bytes.
 const MAX_MANIFEST_REQUEST_BYTES: usize = MAX_MANIFEST_BYTES + MAX_REQUEST_BYTES;
-/// Bounds the wait for the turn of a request with a manifest, its reading and its call, which
-/// milpactl waits for 30 s.
+/// Bounds a request with a manifest: the wait for its turn, its reading and its call. milpactl
+/// waits 30 s for it.
 const MANIFEST_TIMEOUT: Duration = Duration::from_secs(25);
-/// Time after which a connection is closed whose calls with manifests do not end: their responses
-/// are not read.
+/// Closes a connection whose calls with manifests do not end within this time: its client does not
+/// read the responses.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bounds the message of a status in bytes: it is a header, three bytes a character at worst, and
-/// clients accept 16 KiB of headers.
+/// Bounds the message of a status in bytes. The message is a header with up to three bytes a
+/// character, and clients accept 16 KiB of headers.
 const MAX_MESSAGE_BYTES: usize = 4 * 1024;
-/// Pause after a failed accept, as for want of file descriptors.
+/// Pause after a failed accept, such as by EMFILE.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Time in which all tasks have to end.
+/// Limit on the end of all tasks.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The running server of the admin API.
@@ -89,7 +89,8 @@ pub struct AdminApi {
 }
 
 impl AdminApi {
-    /// Starts the server, which opens its socket meanwhile. Called on the main runtime.
+    /// Starts the server on the current runtime, which is the main runtime. A task opens the
+    /// socket.
     pub fn start(config: &Admin, parts: Parts) -> Self {
         let api = Self { stop: CancellationToken::new(), tasks: TaskTracker::new() };
         let (config, stop, tasks) = (config.clone(), api.stop.clone(), api.tasks.clone());
@@ -156,7 +157,7 @@ async fn accept(
         let access = match stream.peer_cred() {
             Ok(peer) => Access::of(peer.uid()),
             Err(error) => {
-                tracing::warn!(%error, "caller of the admin API is not known");
+                tracing::warn!(%error, "caller of the admin API is unknown");
                 continue;
             }
         };
@@ -249,7 +250,7 @@ fn late_manifest() -> Status {
     ))
 }
 
-/// Returns a response whose error has a message that clients accept: it may quote the request.
+/// Shortens the error message of a response to what clients accept: it may quote the request.
 fn with_short_message(response: http::Response<Body>) -> http::Response<Body> {
     match Status::from_header_map(response.headers()) {
         Some(status) if status.message().len() > MAX_MESSAGE_BYTES => {
@@ -261,15 +262,14 @@ fn with_short_message(response: http::Response<Body>) -> http::Response<Body> {
     }
 }
 
-/// Returns true for the response of the generated code to a method that it does not know, which has
-/// no message.
+/// Returns whether the generated code has refused an unknown method: its response has no message.
 fn is_unknown_method(response: &http::Response<Body>) -> bool {
     let headers = response.headers();
     let status = headers.get(Status::GRPC_STATUS).map(|code| Code::from_bytes(code.as_bytes()));
     status == Some(Code::Unimplemented) && !headers.contains_key(Status::GRPC_MESSAGE)
 }
 
-/// Returns the status of a call of a method that the daemon does not have, as of a later milpactl.
+/// Returns the status of a call of a method that the daemon lacks, such as by a later milpactl.
 fn unknown_method(path: &str) -> Status {
     let (own, path) = (env!("CARGO_PKG_VERSION"), path.get(..MAX_PATH_BYTES).unwrap_or(path));
     Status::unimplemented(format!(

@@ -13,7 +13,7 @@ const NOBODY: u32 = 65_534;
 pub(super) enum Access {
     /// Everything: root, and the daemon's own user.
     Full,
-    /// Methods that read, of this user: the mode of the socket has let its group in.
+    /// Methods that read, for the user of this id: the mode of the socket admits its group.
     ReadOnly(u32),
 }
 
@@ -32,7 +32,7 @@ impl Access {
         }
     }
 
-    /// Returns PERMISSION_DENIED if the caller may only read.
+    /// Fails with PERMISSION_DENIED if the caller may only read.
     pub(super) fn check(self, method: &str) -> Result<(), Status> {
         match self {
             Self::Full => Ok(()),
@@ -42,8 +42,8 @@ impl Access {
         }
     }
 
-    /// Returns a pod as the caller may see it: commands and arguments, in which `$(NAME)` of a
-    /// secret is replaced, are for root.
+    /// Returns a pod as the caller may see it. Only root sees commands and arguments, in which a
+    /// secret may have replaced `$(NAME)`.
     pub(super) fn shown_pod(self, mut pod: Pod) -> Pod {
         if self != Self::Full {
             for unit in &mut pod.units {
@@ -53,7 +53,7 @@ impl Access {
         pod
     }
 
-    /// Returns a cell as the caller may see it: its console is a log, which only root reads.
+    /// Returns a cell as the caller may see it. Only root reads its console, which is a log.
     pub(super) fn shown_cell(self, mut cell: Cell) -> Cell {
         if self != Self::Full {
             cell.console = String::new();

@@ -20,16 +20,17 @@ pub(super) struct Limits {
     pub(super) reader: usize,
     /// Connections of callers with full access.
     pub(super) root: usize,
-    /// Logs that callers with full access follow: fewer than `root`, so that others get through.
+    /// Logs that callers with full access follow: fewer than `root`, to leave connections for other
+    /// calls.
     pub(super) followed: usize,
-    /// Connections on which nothing but the reason of a refusal is sent.
+    /// Connections that get only the reason of their refusal.
     pub(super) refused: usize,
-    /// Requests with a manifest that are read and answered, of callers with full access and of all
-    /// readers, each on its own.
+    /// Requests with a manifest that are read and answered. Callers with full access have this
+    /// limit, and all readers together have it too.
     pub(super) manifests: usize,
 }
 
-/// The connections and calls at a time.
+/// Counts open connections and calls.
 #[derive(Debug)]
 pub(super) struct ConnectionLimits {
     limits: Limits,
@@ -41,7 +42,7 @@ pub(super) struct ConnectionLimits {
     manifests_of_readers: Arc<Semaphore>,
 }
 
-/// A connection that was admitted. Dropping it leaves its place.
+/// A connection that was admitted. Dropping it frees its place.
 #[derive(Debug)]
 pub(super) struct Admitted {
     limits: Arc<ConnectionLimits>,
@@ -114,7 +115,8 @@ impl ConnectionLimits {
         Arc::clone(turns).acquire_owned().await.ok()
     }
 
-    /// Returns a permit for a connection that is refused with a reason; `None` if too many are.
+    /// Returns a permit for a connection that is refused with a reason; `None` if too many are
+    /// refused.
     pub(super) fn refuse(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.refused).try_acquire_owned().ok()
     }
@@ -159,7 +161,7 @@ mod tests {
         let refused = limits.admit(Access::Full).unwrap_err();
         assert_eq!(refused.message(), "root has 2 connections; allowed: 2");
         drop(readers);
-        assert!(limits.admit(one).is_ok(), "an ended connection leaves its place");
+        assert!(limits.admit(one).is_ok(), "an ended connection frees its place");
         drop(root);
         assert!(limits.admit(Access::Full).is_ok());
     }

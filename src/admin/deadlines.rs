@@ -6,10 +6,10 @@ use tonic::Status;
 
 /// Bounds calls that only wait for the disk or for a cell.
 pub(super) const SHORT: Duration = Duration::from_secs(15);
-/// Bounds the end of a cell: longer than a provider needs, and milpactl asks again.
+/// Bounds the end of a cell: a provider needs less, and milpactl calls again.
 pub(super) const END_OF_CELL: Duration = Duration::from_secs(120);
 
-/// Waits for a call at most for a time.
+/// Awaits a call for at most `limit`.
 pub(super) async fn within<T>(
     limit: Duration,
     method: &str,
@@ -18,7 +18,7 @@ pub(super) async fn within<T>(
     tokio::time::timeout(limit, call).await.unwrap_or_else(|_| {
         let seconds = limit.as_secs();
         Err(Status::deadline_exceeded(format!(
-            "{method} takes longer than {seconds} s; what it has begun goes on"
+            "{method} takes longer than {seconds} s; work that has begun continues"
         )))
     })
 }

@@ -1,8 +1,8 @@
 //! The support bundle: named texts, without secrets.
 //!
-//! Its pods have no commands and arguments, in which secrets are common, and of annotations the
-//! keys alone, its cells no consoles, and its records are keys and lengths; as everywhere, no
-//! values of environment variables.
+//! Pods have no commands and arguments, in which secrets are common, and only the keys of their
+//! annotations. Cells have no consoles. Records are keys and lengths. No text has values of
+//! environment variables.
 
 use std::{io, sync::Arc};
 
@@ -94,7 +94,7 @@ fn pieces(file: &'static str, parts: Arc<Parts>) -> BoxStream<'static, Piece> {
         }),
         "config.txt" => read(async move {
             let config = Arc::clone(&parts.config.borrow());
-            // No key of it has a secret.
+            // No configuration key has a secret.
             move || format!("{config:#?}\n")
         }),
         "backends.txt" => read(async move {
@@ -157,7 +157,8 @@ fn read<R: FnOnce() -> String + Send + 'static>(
     stream::once(reading.map(|render| Box::new(render) as Piece)).boxed()
 }
 
-/// Returns pieces of the items of all backends: `keys` lists a backend's, `item` reads some.
+/// Returns pieces of the items of all backends. `keys` lists the keys of a backend's items, `items`
+/// reads the items of some keys.
 fn listed<K: Send + 'static, R: FnOnce() -> String + Send + 'static>(
     parts: Arc<Parts>,
     keys: impl Fn(&Milpa) -> Vec<K> + Send + 'static,
@@ -169,7 +170,7 @@ fn listed<K: Send + 'static, R: FnOnce() -> String + Send + 'static>(
         lists::parts(keys, move |milpa: &Milpa, keys: &[K]| Box::new(items(milpa, keys)) as Piece)
     };
     let pieces = stream::once(of_backends).flatten();
-    // A part that is read from memory has no error.
+    // Reading a part from memory can't fail.
     pieces.filter_map(|piece| future::ready(piece.ok())).boxed()
 }
 
@@ -180,12 +181,12 @@ fn pod(pod: admin::Pod) -> String {
     format!("{pod:#?}")
 }
 
-/// Returns the text of a cell, without its console: a log, which only root reads.
+/// Returns the text of a cell without its console, a log that only root reads.
 fn cell(cell: admin::Cell) -> String {
     format!("{:#?}", Access::without_rights().shown_cell(cell))
 }
 
-/// Returns the keys of all records with their lengths: records have secrets.
+/// Returns the keys and lengths of all records without their values, which have secrets.
 fn records(parts: Arc<Parts>) -> BoxStream<'static, Piece> {
     let of_backends = stream::iter(parts.milpas.clone()).flat_map(|milpa| {
         stream::unfold(Some((milpa, None)), |from| async move {
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn long_text_is_split_and_no_text_is_no_part() {
+    fn long_text_is_split_and_empty_text_has_no_part() {
         let sizes = |text: String| -> Vec<usize> {
             split(Ok(text)).into_iter().map(|part| part.unwrap().content.len()).collect()
         };

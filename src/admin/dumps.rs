@@ -8,20 +8,21 @@ use std::{
 
 use super::renderer::Renderers;
 
-/// Age until which the next bundle has the same versions and the same list of the provider: both
-/// are calls of others, whose limits are for pods.
+/// Age up to which the next bundle reuses the versions and the provider's list. Both need remote
+/// calls, whose rate limits are for pods.
 const MAX_AGE: Duration = Duration::from_secs(5);
 
 /// The state that all support bundles share.
 #[derive(Debug, Default)]
 pub(super) struct Dumps {
     pub(super) renderers: Renderers,
-    /// The latest texts that calls of others made, by file.
+    /// The latest texts from remote calls, by file.
     called: Mutex<HashMap<&'static str, (Instant, Arc<str>)>>,
 }
 
 impl Dumps {
-    /// Returns a text that calls of others make, if it is old, with the calls.
+    /// Returns a text from remote calls. They are made only if the last text is older than
+    /// [`MAX_AGE`].
     pub(super) async fn of_calls(
         &self,
         file: &'static str,
@@ -43,7 +44,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn calls_of_others_are_made_once_for_bundles_that_follow_each_other() {
+    async fn remote_calls_are_made_once_for_bundles_in_quick_succession() {
         let dumps = Dumps::default();
         let first = dumps.of_calls("provider.txt", async { "first".to_owned() }).await;
         let second = dumps.of_calls("provider.txt", async { "second".to_owned() }).await;

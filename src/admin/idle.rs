@@ -1,4 +1,4 @@
-//! The end of connections on which no call runs, or a call that takes memory does not end.
+//! Timeouts of connections: without a call, or with a call that takes memory and does not end.
 
 use std::{
     pin::Pin,
@@ -11,27 +11,27 @@ use http_body::{Frame, SizeHint};
 use tokio::{sync::watch, time::timeout};
 use tonic::body::Body;
 
-/// The calls of a connection that run.
+/// The running calls of a connection.
 #[derive(Debug, Clone)]
 pub(super) struct Calls(Arc<watch::Sender<usize>>);
 
-/// A call that runs, until it is dropped.
+/// A running call. Dropping it ends the call.
 #[derive(Debug)]
 pub(super) struct Call(Arc<watch::Sender<usize>>);
 
 impl Calls {
-    /// Returns a connection without calls.
+    /// Returns the count of a connection without calls.
     pub(super) fn new() -> Self {
         Self(Arc::new(watch::Sender::new(0)))
     }
 
-    /// Notes that a call begins.
+    /// Counts a call that begins.
     pub(super) fn begin(&self) -> Call {
         self.0.send_modify(|calls| *calls += 1);
         Call(Arc::clone(&self.0))
     }
 
-    /// Returns once no call has run for a time.
+    /// Completes once no call has run for a time.
     pub(super) async fn idle_for(&self, time: Duration) {
         let mut calls = self.0.subscribe();
         loop {
@@ -43,7 +43,7 @@ impl Calls {
         }
     }
 
-    /// Returns once calls have run for a time without a pause between them.
+    /// Completes once calls have run for a time without a pause between them.
     pub(super) async fn busy_for(&self, time: Duration) {
         let mut calls = self.0.subscribe();
         loop {

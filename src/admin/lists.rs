@@ -6,8 +6,8 @@ use std::{sync::Arc, vec};
 use futures::{Stream, stream};
 use tonic::Status;
 
-/// The items of a part. As many pods of 1.5 MiB, the most that the Kubernetes API stores of an
-/// object, are below the longest response that milpactl reads.
+/// The items of a part. So many pods of 1.5 MiB, the limit of the Kubernetes API on an object, are
+/// shorter than the longest response that milpactl reads.
 const PART_ITEMS: usize = 8;
 
 /// The keys of a backend's items that were not sent yet.
@@ -16,7 +16,7 @@ struct Rest<B, K> {
     keys: vec::IntoIter<K>,
 }
 
-/// Returns a stream of parts: `read` returns the items of keys, of which some may have ended.
+/// Returns a stream of parts: `read` returns the items of keys, without items that have ended.
 pub(super) fn parts<B, K, M>(
     of_backends: Vec<(Arc<B>, Vec<K>)>,
     read: impl Fn(&B, &[K]) -> M + Send + 'static,
@@ -32,7 +32,7 @@ where
         .rev()
         .collect();
     stream::unfold((rest, read), |(mut rest, read)| async move {
-        // Others run between two parts.
+        // Lets other tasks run between two parts.
         tokio::task::yield_now().await;
         loop {
             let next = rest.last_mut()?;

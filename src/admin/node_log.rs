@@ -16,7 +16,7 @@ use kiyot_proto::admin::ReadLogResponse;
 const READ_BYTES: usize = 64 * 1024;
 /// Bounds a line: the daemon writes at most 16 KiB of text, after 40 bytes of time and tag.
 const MAX_LINE_BYTES: usize = 32 * 1024;
-/// Bounds the last lines that are looked for.
+/// Bounds the bytes in which the last lines are searched.
 const MAX_TAIL_BYTES: u64 = 64 * 1024 * 1024;
 
 /// The wanted part of a log.
@@ -52,9 +52,9 @@ pub(super) struct NodeLog {
     path: PathBuf,
     file: File,
     wanted: Wanted,
-    /// Bytes of a line whose end was not read yet.
+    /// Bytes of an incomplete line.
     rest: Vec<u8>,
-    /// True while the end of a line is awaited whose begin was too long and is left out.
+    /// True until the end of a line that is left out because it is too long.
     skips_line: bool,
 }
 
@@ -64,7 +64,7 @@ impl NodeLog {
         Self::open_within(path, wanted, MAX_TAIL_BYTES)
     }
 
-    /// Opens a log whose last lines are looked for in its last `tail` bytes.
+    /// Opens a log, and searches its last lines in its last `tail` bytes.
     fn open_within(path: &Path, wanted: Wanted, tail: u64) -> io::Result<Self> {
         let mut file = open(path)?;
         let mut begin = Begin::default();
@@ -76,8 +76,8 @@ impl NodeLog {
         Ok(Self { path: path.to_owned(), file, wanted, rest: Vec::new(), skips_line })
     }
 
-    /// Reads the next part; `None` at the end for now. After a rotation it goes on with the new
-    /// file.
+    /// Reads the next part; `None` at the current end. Continues with the new file after a
+    /// rotation.
     pub(super) fn next_part(&mut self) -> io::Result<Option<Vec<Part>>> {
         let mut buffer = vec![0; READ_BYTES];
         loop {
@@ -88,8 +88,8 @@ impl NodeLog {
             if !self.is_rotated() {
                 return Ok(None);
             }
-            // What was written until the rotation was read: nothing is added to the old file, as
-            // the daemon has opened the new one.
+            // Reads what was written before the rotation. The daemon has opened the new file and
+            // adds nothing to the old file.
             let read = self.file.read(&mut buffer)?;
             if read > 0 {
                 return Ok(Some(self.take(&buffer[..read])));
@@ -104,7 +104,7 @@ impl NodeLog {
         matches!((named, self.file.metadata().map(id)), (Ok(named), Ok(own)) if named != own)
     }
 
-    /// Takes bytes of the file, and returns the text of the lines that are whole.
+    /// Adds bytes of the file, and returns the text of the complete lines.
     fn take(&mut self, bytes: &[u8]) -> Vec<Part> {
         self.rest.extend_from_slice(bytes);
         let mut parts = Vec::new();
@@ -122,7 +122,7 @@ impl NodeLog {
         }
         self.rest.drain(..begin);
         if self.rest.len() > MAX_LINE_BYTES {
-            // No line of the daemon.
+            // The daemon writes no line of this length.
             self.rest.clear();
             self.skips_line = true;
         }
@@ -147,7 +147,7 @@ struct Begin {
     is_within_line: bool,
 }
 
-/// Returns the begin of the last lines that are whole in the last `tail` bytes.
+/// Returns the begin of the last lines that are complete in the last `tail` bytes.
 fn begin_of_last(file: &mut File, lines: u64, tail: u64) -> io::Result<Begin> {
     let end = file.metadata()?.len();
     if lines == 0 {
@@ -165,7 +165,7 @@ fn begin_of_last(file: &mut File, lines: u64, tail: u64) -> io::Result<Begin> {
             buffer[..length].iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n')
         {
             let after = begin + index as u64 + 1;
-            // The last line end begins no line.
+            // No line begins after the last line end.
             if after < end {
                 found += 1;
             }
@@ -175,7 +175,7 @@ fn begin_of_last(file: &mut File, lines: u64, tail: u64) -> io::Result<Begin> {
         }
         at = begin;
     }
-    // With the byte before: it may be a line end.
+    // Includes the byte before, which may be a line end.
     Ok(Begin { offset: limit.saturating_sub(1), is_within_line: limit > 0 })
 }
 
@@ -184,7 +184,7 @@ fn begin_of_last(file: &mut File, lines: u64, tail: u64) -> io::Result<Begin> {
 struct Entry<'a> {
     time: &'a [u8],
     is_stderr: bool,
-    /// The text, of a part of a line only.
+    /// The text of the line, or of a part of it.
     text: &'a [u8],
     is_partial: bool,
 }
@@ -211,7 +211,7 @@ impl<'a> Entry<'a> {
         time.is_none_or(|time| time.as_nanosecond() >= i128::from(unix_nanos))
     }
 
-    /// Appends the text to the last part if that has the same stream.
+    /// Appends the text to the last part, or to a new part for another stream.
     fn append_to(&self, parts: &mut Vec<Part>) {
         if parts.last().is_none_or(|part| part.is_stderr != self.is_stderr) {
             parts.push(Part { is_stderr: self.is_stderr, text: Vec::new() });
@@ -274,18 +274,18 @@ mod tests {
         assert_eq!(text(&parts), [(String::new(), "three\n".to_owned())]);
     }
 
-    /// A cell that was taken over writes what it likes.
+    /// A cell that was taken over may write anything.
     #[test]
-    fn lines_beyond_the_bound_are_left_out_and_times_in_any_order_are_judged_each() {
+    fn too_long_lines_are_left_out_and_each_line_is_filtered_by_its_own_time() {
         let (_dir, path) = file("");
         let mut log = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
         let since = "2026-11-25T10:00:00Z";
         log.write_all(b"2026-11-25T10:00:01Z stdout F before\n").unwrap();
-        // Its last read looks like a line.
+        // The last read of this line looks like a line.
         let begun = usize::try_from(log.metadata().unwrap().len()).unwrap();
         log.write_all(&vec![b'x'; 32 * READ_BYTES - begun]).unwrap();
         log.write_all(b"2026-11-25T10:00:01Z stdout F forged\n").unwrap();
-        // It is in one read with its end.
+        // One read has this line with its end.
         log.write_all(b"2026-11-25T10:00:01Z stdout F ").unwrap();
         log.write_all(&vec![b'x'; MAX_LINE_BYTES]).unwrap();
         let rest = "\n2026-11-25T10:00:03Z stdout F later\n2026-11-25T09:00:00Z stdout F old\n\
@@ -328,7 +328,8 @@ mod tests {
     }
 
     proptest! {
-        /// The last lines are those of the whole text, for every number of lines and every length.
+        /// The last lines are the end of the whole text, for every number of lines and every
+        /// length.
         #[test]
         fn last_lines_are_the_end_of_the_log(
             lengths in prop_oneof![
@@ -338,7 +339,7 @@ mod tests {
             wanted in 0..130_u64,
             tail in prop_oneof![Just(MAX_TAIL_BYTES), 0..400_000_u64, 0..3000_u64],
         ) {
-            // The end of each looks like a line.
+            // The end of each line looks like a line.
             let all: Vec<String> = lengths
                 .iter()
                 .enumerate()

@@ -14,9 +14,10 @@ use crate::{
     recent_log::RecentLog,
 };
 
-/// Plans at a time; others wait. Readers may ask for them, and a manifest takes memory to parse.
+/// Limit on plans at a time; others wait. Readers may request plans, and parsing a manifest takes
+/// memory.
 const MAX_PLANS: usize = 1;
-/// Pods of the same name that an error names.
+/// Limit on the pods of the same name that an error names.
 const MAX_NAMED: usize = 8;
 
 /// The parts of the daemon that operators ask about.
@@ -34,13 +35,13 @@ pub struct Parts {
     pub(super) dumps: Dumps,
     /// The recent lines of the daemon's log.
     pub(super) recent_log: RecentLog,
-    /// The commit of the build, empty if it is not known.
+    /// The commit of the build; empty if unknown.
     pub(super) git_commit: &'static str,
 }
 
 impl Parts {
     /// Returns the parts. `runtimes` are summaries of the container runtimes, `config` is the
-    /// running configuration, `git_commit` the commit of the build, or empty.
+    /// running configuration, `git_commit` is the commit of the build; empty if unknown.
     pub fn new(
         milpas: Vec<Arc<Milpa>>,
         runtimes: Vec<admin::Backend>,
@@ -53,7 +54,7 @@ impl Parts {
     }
 
     /// Returns a pod by namespace and name, uid or sandbox; the namespace may be empty if the name
-    /// is in no other.
+    /// is unique.
     pub(super) fn find_pod(
         &self,
         namespace: &str,

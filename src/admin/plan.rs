@@ -1,4 +1,4 @@
-//! Explanation of a manifest with the prices and limits of now.
+//! Explanation of a manifest with the current prices and limits.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -64,7 +64,7 @@ impl Parts {
     }
 }
 
-/// Returns the state of a backend. A provider that does not answer leaves its catalogue out.
+/// Returns the state of a backend. If its provider does not answer, the catalogue is left out.
 async fn live(milpa: &Milpa) -> LiveBackend {
     let summary = milpa.inventory().summary();
     let admin::Backend { cells, max_cells, booting, waiting, cordoned, .. } = summary;

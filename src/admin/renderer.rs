@@ -1,8 +1,8 @@
-//! The work of the support bundle, at a pace and a priority at which no CRI call waits for it.
+//! Rendering of the support bundle, at a pace and a priority that delay no CRI call.
 //!
-//! A piece is read at the daemon's own priority, because a thread that waits for a processor while
-//! it holds a lock would stop the calls that need the lock. It is rendered by a thread of the
-//! lowest priority, and a pause follows it: all bundles together take a small share of a processor.
+//! A piece is read at the daemon's own priority, because a thread that holds a lock while it waits
+//! for a processor would delay all calls that need the lock. A thread of the lowest priority
+//! renders the piece. A pause follows: all bundles together take a small share of a processor.
 
 use std::{
     io,
@@ -19,24 +19,24 @@ use tokio::{
 };
 use tonic::Status;
 
-/// All bundles together take a processor for one part in so many of the time.
+/// All bundles together take this part (1/8) of a processor's time.
 const SHARE: u32 = 8;
-/// Bounds of the pause after a piece. The longer one bounds the time of a bundle on a busy node,
-/// on which the thread itself waits.
+/// Bounds of the pause after a piece. On a busy node the thread itself waits, and the upper bound
+/// limits the time of a bundle.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 /// Name of the thread.
 const THREAD: &str = "kiyot-dump";
 /// The niceness of the lowest priority.
 const NICENESS: i32 = 19;
 
-/// A piece of a text that was read: renders it.
+/// Renders a piece of a text that was read.
 pub(super) type Piece = Box<dyn FnOnce() -> String + Send>;
 
 /// The only renderer, while a bundle is made.
 #[derive(Debug)]
 pub(super) struct Renderers {
     running: Mutex<Weak<Renderer>>,
-    /// The turn of a piece: one is read or rendered at a time.
+    /// The turn of a piece. Pieces are read and rendered one at a time.
     turn: Arc<Semaphore>,
 }
 
@@ -80,7 +80,7 @@ fn render_all(next: &mpsc::Receiver<Work>) {
         tracing::debug!(%error, "support bundles are made at the daemon's own priority");
     }
     while let Ok(Work { piece, reply }) = next.recv() {
-        // The bundle may have no reader any more.
+        // The bundle may no longer have a reader.
         let _ = reply.send(piece());
     }
 }
@@ -105,13 +105,13 @@ impl Renderer {
 
     async fn render(&self, piece: Piece) -> Result<String, Status> {
         let (reply, text) = oneshot::channel();
-        // Without its thread the reply is dropped too.
+        // If the thread has ended, the reply is dropped too.
         let _ = self.work.send(Work { piece, reply });
         text.await.map_err(|_| Status::internal("the thread of the support bundle has ended"))
     }
 }
 
-/// Returns the pause after so much work, by which the work has its share.
+/// Returns the pause after `work` that leaves the work its share of the time.
 fn pause_after(work: Duration) -> Duration {
     work.saturating_mul(SHARE - 1).clamp(PAUSES.0, PAUSES.1)
 }
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(renderer.next(pieces).await.unwrap().unwrap(), "text");
     }
 
-    /// Two bundles work one after the other, and pause one after the other too.
+    /// Work and pauses of two bundles follow one after the other.
     #[tokio::test(start_paused = true)]
     async fn bundles_take_turns_and_pause_after_each_piece() {
         let renderers = Renderers::default();
@@ -174,7 +174,7 @@ mod tests {
         let bundle = async || {
             let renderer = renderers.start().unwrap();
             let pieces = stream::iter(0..3).then(async |_| {
-                // Reading a piece, of which no other is read meanwhile.
+                // Reads a piece, while no other piece is read.
                 sleep(Duration::from_millis(2)).await;
                 piece(String::new)
             });

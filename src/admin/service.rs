@@ -27,7 +27,7 @@ use crate::{
 const PART_OFFERINGS: usize = 256;
 /// The longest glob of instance types, in bytes: it is matched with each offering.
 const MAX_GLOB_BYTES: usize = 255;
-/// The pause between two looks at a log that is followed.
+/// The pause between two reads at the end of a followed log.
 const FOLLOW_PAUSE: Duration = Duration::from_millis(250);
 
 /// The stream of a method's responses.
@@ -62,7 +62,7 @@ impl AdminService {
         self.parts.milpas.iter().map(ids).collect()
     }
 
-    /// Stops launches of cells or permits them again. Returns the number of cells that go on.
+    /// Stops or permits launches of cells. Returns the number of cells, which keep running.
     async fn set_cordoned(&self, is_cordoned: bool) -> Result<u32, Status> {
         let mut all = 0;
         for milpa in &self.parts.milpas {
@@ -310,8 +310,8 @@ impl Admin for AdminService {
     }
 }
 
-/// Returns INVALID_ARGUMENT for a part of a console that can't be told from the rest: its lines
-/// have neither times nor containers, and it is read once.
+/// Fails with INVALID_ARGUMENT if a request selects a part of a console that can't be
+/// distinguished: its lines have neither times nor containers, and it is read once.
 fn check_console(request: &admin::ReadLogRequest) -> Result<(), Status> {
     let wanted = [
         (request.follow, "can't be followed (-f)"),
@@ -333,7 +333,7 @@ struct Reading {
     log: Option<NodeLog>,
     milpa: Arc<Milpa>,
     container: String,
-    /// The permit to follow it; `None` to end with what is written.
+    /// The permit to follow the log; `None` to end with its current end.
     followed: Option<OwnedSemaphorePermit>,
 }
 
@@ -350,7 +350,7 @@ impl Reading {
     async fn next_parts(&mut self) -> Option<Vec<Result<admin::ReadLogResponse, Status>>> {
         loop {
             let mut log = self.log.take()?;
-            // Looked at before the log: what follows was written already.
+            // Checked before the read: if the log was whole then, the read gets all of it.
             let is_whole =
                 self.followed.is_none() || self.milpa.inventory().has_whole_log(&self.container);
             let read = blocking(move || log.next_part().map(|parts| (log, parts))).await;
@@ -384,7 +384,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn part_of_a_console_that_it_does_not_have_is_refused() {
+    fn unsupported_part_of_a_console_is_refused() {
         let request = |follow, since_unix_nanos, unit: &str| admin::ReadLogRequest {
             pod: "cell-a".to_owned(),
             follow,

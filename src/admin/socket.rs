@@ -1,4 +1,5 @@
-//! Socket of the admin API: in a directory of its own, which is open to a group, behind a link.
+//! Socket of the admin API: in a directory of its own, which is open to a group. Clients dial a
+//! link to the socket.
 
 use std::{
     fs::{self, DirBuilder},
@@ -19,14 +20,14 @@ use crate::unix_listener::{self, ListenError, Listener};
 /// A socket that can't be opened.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SocketError {
-    /// The socket can't be bound, or a former one not removed.
+    /// The socket can't be bound, or a stale socket can't be removed.
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The socket's directory is another user's.
     #[error("directory {} belongs to user {user}; allowed: an absent path, or one of this user",
         .directory.display())]
     NotOwn { directory: PathBuf, user: u32 },
-    /// The path of the link leads elsewhere.
+    /// The path of the link leads to another target.
     #[error("{} leads to {}; allowed: an absent path, or a link to {}",
         .link.display(), .target.display(), .wanted.display())]
     OtherLink { link: PathBuf, target: PathBuf, wanted: PathBuf },
@@ -43,7 +44,7 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// Opens the socket. Blocking: the group may be looked up in a network.
+    /// Opens the socket. Blocking: the lookup of the group may use the network.
     pub(super) fn open(config: &Admin) -> Result<Self, SocketError> {
         let group = config.group.as_deref().and_then(group);
         let path = config.socket();
@@ -64,7 +65,7 @@ impl Socket {
     }
 }
 
-/// Returns the id of a group; `None`, and a line of the log, if it is not known.
+/// Returns the id of a group; `None` and a log line if the group is unknown.
 fn group(name: &str) -> Option<Gid> {
     match Group::from_name(name) {
         Ok(Some(group)) => return Some(Gid::from_raw(group.gid.as_raw())),
@@ -76,8 +77,8 @@ fn group(name: &str) -> Option<Gid> {
     None
 }
 
-/// Makes the socket's directory, or changes that of a previous run: for the group, which can pass
-/// and list it, or for this user alone.
+/// Makes the socket's directory, or sets the rights of a directory from a previous run. A group can
+/// pass and list it; without a group, only this user can.
 fn make_directory(directory: &Path, group: Option<Gid>) -> Result<(), SocketError> {
     let failed =
         |step| move |source: io::Error| SocketError::Io { step, path: directory.into(), source };
@@ -103,7 +104,7 @@ fn make_directory(directory: &Path, group: Option<Gid>) -> Result<(), SocketErro
         .map_err(|error| failed("set the rights of")(error.into()))
 }
 
-/// The link to a socket, at the path that clients dial. Dropping it removes it.
+/// The link to a socket, at the path that clients dial. Dropping this removes the link.
 #[derive(Debug)]
 struct Link {
     path: PathBuf,
@@ -111,7 +112,7 @@ struct Link {
 }
 
 impl Link {
-    /// Makes the link; a former one, and a stale socket of an earlier version, are replaced.
+    /// Makes the link. Replaces a link of a previous run and a stale socket of an earlier version.
     fn make(path: &Path, socket: &Path) -> Result<Self, SocketError> {
         let failed = |step| move |source| SocketError::Io { step, path: path.into(), source };
         let parent = path.parent().unwrap_or_else(|| Path::new("/"));
@@ -133,15 +134,15 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // Another daemon may have replaced it.
+        // Another daemon may have replaced the link.
         if fs::read_link(&self.path).is_ok_and(|target| target == self.target) {
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Returns the nearest directory on the way to a path that a group's members can't pass, with its
-/// mode.
+/// Returns the nearest directory on the way to a path through which a group's members can't pass,
+/// and its mode.
 fn closed_directory(path: &Path, group: Gid) -> Option<(PathBuf, u32)> {
     path.ancestors().skip(1).find_map(|directory| {
         let found = fs::metadata(directory).ok()?;

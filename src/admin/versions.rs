@@ -41,7 +41,7 @@ fn kernel() -> String {
     version.map_or_else(|error| format!("not read: {error}"), |text| text.trim().to_owned())
 }
 
-/// Returns what a container runtime says of its version.
+/// Returns a container runtime's response to Version.
 async fn version_of(socket: &Path) -> Result<VersionResponse, String> {
     let channel = unix_channel::to(socket).map_err(|error| error.to_string())?;
     let mut runtime = RuntimeServiceClient::new(channel);
