@@ -58,7 +58,7 @@ enum Command {
         #[arg(long, value_enum, default_value_t)]
         log_format: LogFormat,
         /// Ends instances of this node that a daemon with another state directory launched. Without
-        /// it they keep new cells from being launched.
+        /// this flag, they prevent launches of cells.
         #[arg(long)]
         take_over: bool,
     },
@@ -121,8 +121,8 @@ impl From<String> for Output {
 #[derive(Debug)]
 struct UsageError(String);
 
-/// Runs a command line, which begins with the program's name. `git_commit` is that of the build,
-/// empty if it is not known.
+/// Runs a command line, which begins with the program's name. `git_commit` is the commit of the
+/// build; empty if unknown.
 pub fn run(arguments: impl IntoIterator<Item = OsString>, git_commit: &'static str) -> ExitCode {
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,

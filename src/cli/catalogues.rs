@@ -9,7 +9,7 @@ use super::{UsageError, bounded};
 
 /// The name of the catalogue that is built into the program.
 pub(super) const BUILT_IN: &str = "ec2-us-east-1";
-/// Rows that are named of those that can't be used.
+/// Limit on the unusable rows that are named.
 const NAMED_ROWS: usize = 8;
 
 /// Reads the catalogue that is built in, or a file.
@@ -22,7 +22,7 @@ pub(super) fn read(name: &Path) -> Result<CatalogueFile, UsageError> {
     CatalogueFile::parse(&text).map_err(|error| UsageError(format!("{}: {error}", name.display())))
 }
 
-/// Returns notes of the rows that can't be used.
+/// Returns notes about unusable rows.
 pub(super) fn notes(name: &Path, rows: &[WrongRow]) -> String {
     let shown = rows.iter().take(NAMED_ROWS);
     let mut notes: String =

@@ -21,7 +21,7 @@ mod kubelet_config;
 
 /// The processes of this node.
 const PROC: &str = "/proc";
-/// Characters of a finding, which has values of the kubelet's configuration.
+/// Limit on the characters of a finding, which quotes values of the kubelet's configuration.
 const MAX_FINDING_CHARS: usize = 1024;
 
 /// Checks the kubelet and the backend with cells, and adds the report to the summary of the
@@ -110,7 +110,7 @@ mod tests {
 
     /// Verifies K31.
     #[test]
-    fn findings_are_warnings_and_an_unreadable_file_is_said() {
+    fn findings_are_warnings_and_an_unreadable_file_is_an_error() {
         let text = "[backends.containerd]\ntype = \"cri\"\n[backends.milpa]\ntype = \"milpa\"\n";
         let config = kiyot_config::parse("test", text, []).unwrap();
         let Some(BackendConfig::Milpa(milpa)) = config.backends.get("milpa") else { panic!() };

@@ -27,7 +27,7 @@ mod comparison;
 const MAX_PODS: u32 = 1_000_000;
 /// The longest simulated time, in hours: a month.
 const MAX_HOURS: u32 = 31 * 24;
-/// The configurations that are compared at most.
+/// The most configurations that are compared.
 const MAX_CONFIGS: usize = 3;
 
 /// The most CPUs and GiB of a node.
@@ -46,7 +46,7 @@ pub(super) struct SimulateArguments {
         value_parser = value_parser!(u32).range(1..=i64::from(MAX_PODS))
     )]
     pods: u32,
-    /// Hours in which they are created. Five hours without faults follow.
+    /// Hours in which pods are created. Five hours without faults follow.
     #[arg(
         long,
         default_value_t = 24,
@@ -60,10 +60,10 @@ pub(super) struct SimulateArguments {
     #[arg(long, conflicts_with = "trace")]
     events: Option<PathBuf>,
     /// Path of the configuration whose warm pools, limits and placement are simulated. A second and
-    /// a third one are shown beside the first.
+    /// a third configuration are shown beside the first.
     #[arg(long, requires = "trace")]
     config: Vec<PathBuf>,
-    /// Pods instead of random ones: comma-separated values with the columns arrival_s, duration_s,
+    /// Pods instead of random pods: comma-separated values with the columns arrival_s, duration_s,
     /// cpu, memory, launch_type and namespace (docs/milpactl.md).
     #[arg(long, requires = "config", conflicts_with_all = ["pods", "hours"])]
     trace: Option<PathBuf>,
@@ -79,8 +79,8 @@ pub(super) struct SimulateArguments {
         value_parser = value_parser!(u32).range(1..=3600)
     )]
     boot_seconds: u32,
-    /// CPUs of the node, for cells on it as the key `providers` says. By default all cells are
-    /// instances of the catalogue.
+    /// CPUs of the node for cells on it, if the key `providers` allows them. By default all cells
+    /// are instances of the catalogue.
     #[arg(
         long,
         requires = "trace",
@@ -97,7 +97,7 @@ pub(super) struct SimulateArguments {
 enum FaultsArgument {
     /// No faults.
     None,
-    /// Faults as a bad day has them.
+    /// Faults as on a bad day.
     Usual,
     /// Every fault, much more often than in reality.
     Dense,
@@ -189,8 +189,8 @@ fn milpa(config: &Config) -> Option<&MilpaBackend> {
     })
 }
 
-/// Returns the most instances of all reports in a part of the time, in thousandths: their charts
-/// have the same scale.
+/// Returns the most instances of all reports in a part of the time, in thousandths: the scale of
+/// all charts.
 fn most(reports: &[(String, SimulationReport)]) -> u64 {
     let shares = reports.iter().flat_map(|(_, report)| &report.usage.shares);
     shares.map(|share| share.with_pod + share.without_pod).max().unwrap_or_default()

@@ -28,8 +28,8 @@ const FILTER: &str = "KIYOT_LOG";
 /// Default log filter.
 const DEFAULT_FILTER: &str = "info";
 
-/// Begin of the targets of libraries whose lines may have secrets: those of the AWS SDK quote the
-/// metadata service's answers. What fails in a call is in its error.
+/// Prefix of the log targets of libraries whose lines may have secrets: lines of the AWS SDK quote
+/// answers of the metadata service. A call's error says what failed.
 const INDISCREET: &str = "aws_";
 
 /// Format of log lines.
@@ -51,8 +51,8 @@ pub(super) struct Telemetry {
     _traces: Option<TraceExport>,
 }
 
-/// Starts logging and, if variables ask for it, the export of traces. Fails for a malformed filter
-/// in the variable.
+/// Starts logging and, if variables configure it, the export of traces. Fails if the filter in the
+/// variable is malformed.
 pub(super) fn init(format: LogFormat) -> Result<Telemetry, String> {
     let filter = std::env::var(FILTER).unwrap_or_else(|_| DEFAULT_FILTER.to_owned());
     let filter = EnvFilter::try_new(&filter).map_err(|error| {
@@ -67,7 +67,7 @@ pub(super) fn init(format: LogFormat) -> Result<Telemetry, String> {
     #[cfg(feature = "otel")]
     let begun = match &traces {
         Some(traces) => {
-            // Spans are at the level of debugging, whatever the log shows.
+            // Spans have the level debug, independent of the log's filter.
             let spans = Targets::new().with_target("kiyot", Level::DEBUG);
             let exported = tracing_opentelemetry::layer().with_tracer(traces.tracer());
             let layers = lines(format, &recent_log)
@@ -87,7 +87,7 @@ pub(super) fn init(format: LogFormat) -> Result<Telemetry, String> {
     })
 }
 
-/// Begins to log with one filter for all: a span that no line shows costs nothing.
+/// Begins to log with one filter for all layers: a span that no line shows costs nothing.
 fn begin(filter: EnvFilter, format: LogFormat, recent_log: &RecentLog) -> Result<(), TryInitError> {
     let registry = tracing_subscriber::registry().with(discreet());
     registry.with(filter).with(lines(format, recent_log)).try_init()

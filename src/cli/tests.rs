@@ -27,7 +27,7 @@ fn valid_configuration_is_summarised() {
 
 /// Verifies V43.
 #[test]
-fn live_check_of_another_provider_is_that_of_the_kubelet() {
+fn live_check_of_another_provider_checks_only_the_kubelet() {
     let path = file("examples/opt-out.toml");
     let line = ["kiyot", "check-config", "--live", "--config", &path];
     let output = execute(Arguments::try_parse_from(line).unwrap().command, "").unwrap();
@@ -39,7 +39,7 @@ fn live_check_of_another_provider_is_that_of_the_kubelet() {
 /// Verifies V43.
 #[cfg(not(feature = "ec2"))]
 #[test]
-fn build_without_the_configured_provider_says_so() {
+fn build_without_the_configured_provider_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kiyot.toml");
     let text = format!(
@@ -462,7 +462,7 @@ fn catalogue_of_the_command_line_prices_pods_and_its_broken_rows_are_named() {
     assert_eq!(text.matches("row not used").count(), 1, "{text}");
     let text = explained(&file_of(good)).unwrap();
     assert!(text.contains(instance) && !text.contains("row not used"), "{text}");
-    // Whatever the provider is, and without a file at all.
+    // The built-in catalogue needs no file and serves any provider.
     let text = explained("ec2-us-east-1").unwrap();
     assert!(text.contains("its instance: ") && !text.contains("own.large"), "{text}");
     let Err(UsageError(text)) = explained("/nonexistent.csv") else { panic!() };
@@ -515,8 +515,8 @@ fn two_configurations_of_a_trace_are_shown_side_by_side() {
     assert_eq!(text, simulated(&arguments).unwrap(), "the same seed has the same result");
 }
 
-/// Names of files in a table are as wide as their column: those of the document are relative to the
-/// package, in which tests run.
+/// File names set the width of their column, and the names in the document are relative to the
+/// package, where tests run.
 #[test]
 fn document_has_the_simulation_of_the_bursty_day() {
     const DOCUMENT: &str = include_str!("../../docs/milpactl.md");
@@ -590,7 +590,7 @@ fn unusable_trace_is_a_usage_error() {
 
 /// Verifies C7.
 #[test]
-fn limit_of_a_volume_that_has_no_effect_in_a_cell_is_a_note() {
+fn volume_limit_without_effect_in_a_cell_is_a_note() {
     let volumes = "  volumes: [{name: d, emptyDir: {sizeLimit: 1Gi}}, {name: m, emptyDir: \
                    {medium: Memory, sizeLimit: 1Gi}}, {name: free, emptyDir: {}}]\n";
     let (text, fine) = explained(OPT_IN, &pod(IN_A_CELL, volumes));
@@ -602,7 +602,7 @@ fn limit_of_a_volume_that_has_no_effect_in_a_cell_is_a_note() {
 
 /// Verifies C7.
 #[test]
-fn network_that_no_pod_may_have_routed_is_explained_as_refused() {
+fn forbidden_cloud_route_is_explained_as_refused() {
     let config = format!(
         "{OPT_IN}[backends.milpa.gateway]\nlisten = \"10.0.0.5:7700\"\n[backends.milpa.ec2]\n\
          region = \"us-east-1\"\nsubnets = [\"subnet-1\"]\nsecurity_groups = [\"sg-1\"]\n\

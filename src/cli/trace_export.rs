@@ -14,18 +14,18 @@ use opentelemetry_sdk::{
 };
 use tokio::runtime::{Builder, Runtime};
 
-/// Variables with the address of the collector; the second is for traces alone.
+/// Variables with the address of the collector; the second is only for traces.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"];
 /// Name of the service, unless `OTEL_SERVICE_NAME` has another.
 const SERVICE: &str = "kiyot";
-/// Time in which the last spans are exported at the end of the daemon.
+/// Limit on the export of the last spans at the end of the daemon.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The export. Spans that wait are exported when it is dropped.
+/// The export. Dropping it exports the waiting spans.
 #[derive(Debug)]
 pub(super) struct TraceExport {
     provider: SdkTracerProvider,
-    /// Dropped after the provider, whose connection it drives.
+    /// Drives the provider's connection, and is dropped after the provider.
     runtime: Option<Runtime>,
 }
 
@@ -68,7 +68,7 @@ impl Drop for TraceExport {
         if let Err(error) = self.provider.shutdown_with_timeout(SHUTDOWN_TIMEOUT) {
             tracing::warn!(%error, "last traces not exported");
         }
-        // Without waiting for a collector that does not answer.
+        // A collector may not answer, so the end does not wait for it.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }

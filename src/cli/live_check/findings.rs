@@ -7,14 +7,14 @@ use kiyot_kubernetes::capacity::Taint;
 
 use super::kubelet_config::KubeletConfig;
 
-/// Pods of a kubelet by default.
+/// The kubelet's default of `maxPods`.
 const DEFAULT_MAX_PODS: u64 = 110;
 /// The kubelet's default of `nodeStatusUpdateFrequency`.
 const STATUS_PERIOD: Duration = Duration::from_secs(10);
 /// The kubelet's default of `containerRuntimeEndpoint`.
 const DEFAULT_ENDPOINT: &str = "unix:///run/containerd/containerd.sock";
 
-/// Returns what was found: the value, why it hurts, and what is allowed.
+/// Returns the findings: the value, why it hurts, and what is allowed.
 pub(super) fn findings(
     kubelet: &KubeletConfig,
     config: &Config,
@@ -25,7 +25,7 @@ pub(super) fn findings(
     let pods = declared.and_then(|capacity| capacity.figures.get("pods").copied());
     let max_pods = kubelet.max_pods.unwrap_or(DEFAULT_MAX_PODS);
     let max_cells = milpa.max_cells as u64;
-    // Derived pods are more than the cells.
+    // A derived number of pods is larger than the number of cells.
     let is_derived = declared.is_some_and(|capacity| capacity.is_derived) && pods.is_none();
     if max_pods.max(pods.unwrap_or_default()) < max_cells && !is_derived {
         found.push(format!(
@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the findings, of which each is of one field.
+    /// Returns the findings about a kubelet.
     fn found(kubelet: Value, section: &str) -> Vec<String> {
         let Value::Object(fields) = kubelet else { unreachable!() };
         let text = format!(
@@ -165,7 +165,7 @@ mod tests {
     const DECLARED: &str = "[kubernetes]\nkubeconfig = \"in-cluster\"\n[kubernetes.capacity]\n\
                             pods = 250\n";
 
-    /// Returns a configuration without findings, with other values of some fields.
+    /// Returns a configuration without findings, changed by the fields of `other`.
     fn with(other: &Value) -> Value {
         let taint = json!({ "key": "cri", "value": "kiyot", "effect": "NoSchedule" });
         let mut fields = json!({

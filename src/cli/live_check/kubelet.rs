@@ -27,7 +27,7 @@ pub(super) struct Kubelet {
     pub(super) config: KubeletConfig,
 }
 
-/// Reads the configuration of the oldest process that is a kubelet; `None` without one.
+/// Reads the configuration of the oldest process that is a kubelet; `None` without a kubelet.
 pub(super) fn read(proc: &Path) -> Result<Option<Kubelet>, String> {
     let Some(pid) = pid(proc).map_err(|error| unreadable(proc, &error))? else { return Ok(None) };
     let dir = process_dir(proc, pid)?;
@@ -42,7 +42,7 @@ pub(super) fn read(proc: &Path) -> Result<Option<Kubelet>, String> {
     let mut parts = Vec::new();
     for file in files {
         let text = text(&file).map_err(|error| unreadable(&file, &error))?;
-        // The error could have values of the file.
+        // The error could quote values of the file.
         let fields: Fields = serde_saphyr::from_str(&text)
             .map_err(|_| format!("{}: is no KubeletConfiguration in YAML", file.display()))?;
         parts.push(fields);
@@ -53,7 +53,7 @@ pub(super) fn read(proc: &Path) -> Result<Option<Kubelet>, String> {
     Ok(Some(Kubelet { pid, config }))
 }
 
-/// Returns the lowest id of a kubelet's process, which is root's or the caller's.
+/// Returns the lowest id of a kubelet's process of root or the caller.
 fn pid(proc: &Path) -> io::Result<Option<u32>> {
     let own_uid = rustix::process::geteuid().as_raw();
     let mut lowest = None;
@@ -77,7 +77,7 @@ fn process_dir(proc: &Path, pid: u32) -> Result<PathBuf, String> {
     beneath(proc, pid.to_string()).map_err(|error| error.to_string())
 }
 
-/// Returns a path of a process, which may have another root than the caller.
+/// Returns a path as a process sees it: its root may not be the caller's.
 fn of_process(dir: &Path, path: &str) -> Result<PathBuf, String> {
     let (from, path) = match path.strip_prefix('/') {
         Some(path) => (own(dir, "root"), path),
@@ -86,7 +86,7 @@ fn of_process(dir: &Path, path: &str) -> Result<PathBuf, String> {
     beneath(&from, path.trim_end_matches('/')).map_err(|error| error.to_string())
 }
 
-/// Returns the files of a directory, by their names.
+/// Returns the files of a directory, ordered by name.
 fn drop_ins(directory: &Path) -> Result<Vec<PathBuf>, String> {
     let mut files = Vec::new();
     let failed = |error: io::Error| unreadable(directory, &error);

@@ -1,4 +1,4 @@
-//! Configuration of a kubelet, as far as it matters to cells: of its files, and of its flags.
+//! The part of a kubelet's configuration that matters to cells, from its files and its flags.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use kiyot_kubernetes::capacity::Taint;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// Flags that are fields too, and have a text.
+/// Flags with a text that are fields too.
 const TEXT_FLAGS: [(&str, &str); 6] = [
     ("container-runtime-endpoint", "containerRuntimeEndpoint"),
     ("cpu-manager-policy", "cpuManagerPolicy"),
@@ -38,7 +38,7 @@ pub(super) struct KubeletConfig {
 }
 
 impl KubeletConfig {
-    /// Merges fields, of which later ones replace earlier ones. Empty values are defaults.
+    /// Merges fields. Later fields replace earlier fields, empty values are defaults.
     pub(super) fn merged(parts: impl IntoIterator<Item = Fields>) -> serde_json::Result<Self> {
         let mut all = Fields::new();
         for (name, value) in parts.into_iter().flatten() {
@@ -63,12 +63,12 @@ pub(super) struct Flags {
     pub(super) file: Option<String>,
     /// `--config-dir`
     pub(super) directory: Option<String>,
-    /// Those that are fields too.
+    /// Flags that are fields too.
     pub(super) fields: Fields,
 }
 
 impl Flags {
-    /// Reads the arguments of a command line, as pflag does. Others are skipped.
+    /// Reads the arguments of a command line, as pflag does. Other flags are skipped.
     pub(super) fn read<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Self {
         let mut flags = Self::default();
         let mut arguments = arguments.into_iter().skip(1).take_while(|it| *it != "--").peekable();

@@ -48,7 +48,7 @@ mod tests {
     use kiyot_sim::Share;
 
     #[test]
-    fn chart_has_pods_below_what_waits() {
+    fn chart_has_instances_with_pods_at_the_bottom() {
         let share = |with_pod, without_pod| Share { with_pod, without_pod };
         let usage = Usage {
             slot: Duration::from_secs(1800),

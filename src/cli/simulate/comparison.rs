@@ -7,7 +7,7 @@ use kiyot_sim::{Percentiles, SimulationReport, Usage};
 
 /// The most namespaces that are shown.
 const MAX_NAMESPACES: usize = 10;
-/// The name of a value without one.
+/// The text of an absent value.
 const NO_VALUE: &str = "-";
 
 /// Reads a percentile.
@@ -95,7 +95,7 @@ fn aligned(rows: &[(String, Vec<String>)]) -> String {
     text
 }
 
-/// Returns what is wrong with the pods, and violations.
+/// Returns notes about pods that were left out or never started, and violations.
 fn notes(reports: &[(String, SimulationReport)]) -> String {
     let mut notes = String::new();
     for (name, report) in reports {
