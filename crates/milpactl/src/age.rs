@@ -4,7 +4,7 @@ use jiff::Timestamp;
 
 const NANOS: i64 = 1_000_000_000;
 
-/// Returns a time of 1970 in RFC 3339; empty for 0, which means "not yet".
+/// Returns a time in nanoseconds since 1970 as RFC 3339; empty for 0, which means "not yet".
 pub(crate) fn time(unix_nanos: i64) -> String {
     if unix_nanos == 0 {
         return String::new();
@@ -102,7 +102,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn older_time_is_never_a_shorter_text_of_seconds(seconds in 0..119_i64) {
+        fn age_below_two_minutes_is_in_seconds(seconds in 0..119_i64) {
             prop_assert_eq!(age(1, 1 + seconds * NANOS), format!("{seconds}s"));
         }
 

@@ -21,12 +21,12 @@ Examples:
   milpactl drain --end               ends all cells; `milpactl uncordon` permits them again
 
 Exit codes: 0; 1 failure; 64 wrong arguments; 66 unknown or ambiguous name; 69 no daemon answers; \
-    76 the daemon is of another version; 77 not permitted; for exec, else that of the command.";
+    76 the daemon is of another version; 77 not permitted; else exec has the code of its command.";
 
-/// Place of the option that all verbs have, after their own.
+/// Order of the option that all verbs have, in the help: after a verb's own options.
 const LAST: usize = 900;
 
-/// Looks at pods in cells and at their instances, and works on them.
+/// Shows pods in cells and their instances, and controls them.
 #[derive(Debug, Parser)]
 #[command(name = "milpactl", version, arg_required_else_help = true, after_help = AFTER_HELP)]
 pub(crate) struct Arguments {
@@ -60,19 +60,19 @@ pub(crate) enum Verb {
     Create(Create),
     /// Removes static pods that `create` made; the kubelet ends them.
     Delete(Delete),
-    /// Runs a command in a unit (container) of a pod; its exit code is that of milpactl.
+    /// Runs a command in a unit (container) of a pod; milpactl exits with its exit code.
     Exec(Exec),
     /// Attaches to the streams of a unit (container) of a pod.
     Attach(Attach),
     /// Forwards local ports to ports of a pod, until the pod ends.
     PortForward(PortForward),
-    /// Stops launches of cells, also after a restart of the daemon, and ends those of warm pools.
+    /// Stops launches of cells, also after a restart of the daemon, and ends cells of warm pools.
     Cordon,
     /// Permits launches of cells again, after `cordon` or `drain`.
     Uncordon,
-    /// Stops launches of cells until `uncordon`, and waits for the end of those that run.
+    /// Stops launches of cells until `uncordon`, and waits for the end of running cells.
     Drain(Drain),
-    /// Shows what waits in the warm pools.
+    /// Shows the warm pools with their idle and booting cells.
     Pool(Listing),
     /// Shows cells with their usage, prices and start times.
     Top(Top),
@@ -86,19 +86,19 @@ pub(crate) enum Verb {
     },
     /// Prints the manual page, or writes a page for each verb.
     Man {
-        /// The directory to which `milpactl.1`, `milpactl-get.1` and so on are written; one page of
-        /// all verbs on the standard output without it.
+        /// The directory for `milpactl.1`, `milpactl-get.1` and so on. Without it, one page of all
+        /// verbs goes to the standard output.
         directory: Option<PathBuf>,
     },
-    /// Says what is used instead: kiyot has no such objects.
+    /// Names the alternative: kiyot has no such objects.
     #[command(hide = true, aliases = ["apply", "run"])]
     Deploy(Rest),
-    /// Says what is used instead: kiyot has no such objects.
+    /// Names the alternative: kiyot has no such objects.
     #[command(hide = true)]
     Update(Rest),
 }
 
-/// Arguments that are not looked at.
+/// Arguments that are ignored.
 #[derive(Debug, Args)]
 pub(crate) struct Rest {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -131,10 +131,10 @@ pub(crate) enum Kind {
     /// Warm pools.
     #[value(alias = "pool")]
     Pools,
-    /// Says what is used instead.
+    /// Names the alternative.
     #[value(hide = true, alias = "service")]
     Services,
-    /// Says what is used instead.
+    /// Names the alternative.
     #[value(hide = true, alias = "secret")]
     Secrets,
 }
@@ -155,9 +155,9 @@ pub(crate) struct Get {
     /// The kind.
     #[arg(value_enum, value_name = "pods|cells|events|metrics|usage|backends|offerings|pools")]
     pub(crate) kind: Kind,
-    /// A name, or the prefix of an id; an instance type or a glob of offerings; all without it.
+    /// A name, or the prefix of an id; an instance type or a glob of offerings; by default all.
     pub(crate) name: Option<String>,
-    /// Namespace of pods and their events; all without it.
+    /// Namespace of pods and their events; by default all.
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
     /// Labels of pods, such as `app=web,tier in (a,b),!canary`.
@@ -197,7 +197,7 @@ pub(crate) struct Describe {
 pub(crate) struct Logs {
     /// A pod or a cell.
     pub(crate) name: String,
-    /// The unit (container); the pod's first that is no init container without it.
+    /// The unit (container); by default the pod's first that is not an init container.
     #[arg(short, long, visible_alias = "container")]
     pub(crate) unit: Option<String>,
     /// Namespace of the pod.
@@ -223,7 +223,7 @@ pub(crate) struct UnitStreams {
     /// Uses a terminal; with -i only.
     #[arg(short, long)]
     pub(crate) tty: bool,
-    /// The unit (container); the pod's first without it.
+    /// The unit (container); by default the pod's first.
     #[arg(short, long, visible_short_alias = 'c', visible_alias = "container")]
     pub(crate) unit: Option<String>,
     /// Namespace of the pod.
@@ -257,7 +257,7 @@ pub(crate) struct PortForward {
     /// Ports as REMOTE, LOCAL:REMOTE, or :REMOTE for any free local port.
     #[arg(required = true)]
     pub(crate) ports: Vec<String>,
-    /// Local addresses, separated by commas; localhost is 127.0.0.1 and, if it is there, ::1.
+    /// Local addresses, separated by commas; localhost is 127.0.0.1 and, if available, ::1.
     #[arg(long, value_delimiter = ',', default_value = "localhost")]
     pub(crate) address: Vec<String>,
     /// A unit (container) of the pod. All of them have the same ports.
@@ -277,7 +277,7 @@ pub(crate) struct Plan {
 
 #[derive(Debug, Args)]
 pub(crate) struct Create {
-    /// A manifest with Pods alone: a file, a directory, or `-` for the standard input.
+    /// A manifest with only Pods: a file, a directory, or `-` for the standard input.
     #[arg(short, long, required = true, value_name = "FILE")]
     pub(crate) filename: Vec<PathBuf>,
     #[command(flatten)]
@@ -287,8 +287,8 @@ pub(crate) struct Create {
 /// The directory of static pods.
 #[derive(Debug, Args)]
 pub(crate) struct StaticPods {
-    /// Directory of the kubelet's static pods; `staticPodPath` of /var/lib/kubelet/config.yaml
-    /// without it.
+    /// Directory of the kubelet's static pods; by default `staticPodPath` of
+    /// /var/lib/kubelet/config.yaml.
     #[arg(long, env = "MILPACTL_STATIC_POD_PATH", value_name = "DIRECTORY")]
     pub(crate) static_pod_path: Option<PathBuf>,
 }
@@ -301,7 +301,7 @@ pub(crate) struct Delete {
     /// The pods of a manifest: a file, a directory, or `-` for the standard input.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) filename: Vec<PathBuf>,
-    /// Namespace of the pods; default without it.
+    /// Namespace of the pods; by default "default".
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
     #[command(flatten)]
@@ -310,10 +310,10 @@ pub(crate) struct Delete {
 
 #[derive(Debug, Args)]
 pub(crate) struct Drain {
-    /// Ends the cells that run, instead of waiting for the end of their pods.
+    /// Ends running cells, instead of waiting for the end of their pods.
     #[arg(long)]
     pub(crate) end: bool,
-    /// Time for all of it, such as `90s` or `10m`.
+    /// Time for the whole drain, such as `90s` or `10m`.
     #[arg(long, default_value = "10m", value_name = "DURATION")]
     pub(crate) timeout: String,
 }
@@ -323,7 +323,7 @@ pub(crate) struct Top {
     /// Refreshes every two seconds until it is interrupted. The default on a terminal.
     #[arg(long, overrides_with = "once")]
     pub(crate) watch: bool,
-    /// Prints once. The default elsewhere.
+    /// Prints once. The default without a terminal.
     #[arg(long)]
     pub(crate) once: bool,
 }
@@ -333,7 +333,7 @@ pub(crate) struct Dump {
     /// The parts.
     #[arg(value_enum, value_name = "all")]
     pub(crate) parts: DumpParts,
-    /// Writes a tar archive of the texts; to the standard output as text without it.
+    /// Writes a tar archive of the texts. Without it, the texts go to the standard output.
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
 }

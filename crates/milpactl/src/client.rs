@@ -20,7 +20,7 @@ use crate::error::Error;
 
 /// Bounds the connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bounds a call, and the wait for the next part of a list. The daemon's own limits are below it.
+/// Bounds a call, and the wait for the next part of a list. The daemon's own limits are lower.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bounds the end of a cell.
 pub(crate) const END_TIMEOUT: Duration = Duration::from_secs(150);
@@ -38,7 +38,7 @@ impl Client {
     pub(crate) async fn connect(socket: &Path) -> Result<Self, Error> {
         let unreachable =
             |cause: String| Error::Unreachable { socket: socket.display().to_string(), cause };
-        // First by hand, for the cause: tonic hides it.
+        // Dials first to get the cause of a failure, which tonic hides.
         let dialled = timeout(CONNECT_TIMEOUT, UnixStream::connect(socket)).await;
         match dialled {
             Ok(Ok(_)) => {}
@@ -117,8 +117,7 @@ impl Client {
         Ok(parts.map(|part| part.map_err(Error::Daemon)).boxed())
     }
 
-    /// Returns the error of a status. For a method that the daemon does not have it asks for its
-    /// version.
+    /// Returns the error of a status. If the daemon lacks the method, requests its version.
     async fn explained(&self, status: Status) -> Error {
         if status.code() != Code::Unimplemented {
             return Error::Daemon(status);

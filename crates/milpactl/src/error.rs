@@ -59,7 +59,7 @@ pub(crate) enum Error {
     OtherVersion {
         /// The version of the daemon.
         daemon: String,
-        /// The thing to do.
+        /// Advice for the user.
         advice: &'static str,
     },
     /// The daemon refused or failed.
@@ -88,8 +88,8 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// Returns the error for a method that the daemon of a version does not have; `None` if it
-    /// does not have the method for its version either.
+    /// Returns the error for a method that the daemon lacks. The version is `None` if the daemon
+    /// lacks the method for its version too.
     pub(crate) fn without_method(daemon: Option<&admin::VersionResponse>) -> Self {
         let advice = daemon.and_then(|daemon| advice(daemon.revision));
         let daemon = match daemon {
@@ -129,8 +129,7 @@ impl Error {
     }
 }
 
-/// Returns the thing to do for a daemon whose API has a revision; `None` if it is that of this
-/// program.
+/// Returns the advice for a daemon by the revision of its API; `None` for this program's revision.
 pub(crate) fn advice(revision: u32) -> Option<&'static str> {
     match revision.cmp(&ADMIN_REVISION) {
         Ordering::Less => Some("it is older, upgrade the daemon"),
@@ -144,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_code_says_what_kind_of_failure_it_was() {
+    fn exit_code_depends_on_the_kind_of_failure() {
         let of = |code: Code| Error::Daemon(Status::new(code, "")).exit_code();
         assert_eq!(of(Code::NotFound), 66);
         assert_eq!(of(Code::PermissionDenied), 77);

@@ -1,7 +1,7 @@
 //! milpactl: the command-line client of the daemon's admin API.
 //!
-//! A command walks from `cli` (its arguments) to a file of `verbs`, which calls the daemon through
-//! `client`, finds what a name means by `names`, and prints through `output`. See docs/milpactl.md.
+//! `cli` has the arguments of a command, and a file of `verbs` runs it: it calls the daemon through
+//! `client`, finds objects by `names`, and prints through `output`. See docs/milpactl.md.
 
 use std::{ffi::OsString, io, process::ExitCode};
 
@@ -32,7 +32,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
         Err(help) => {
-            // A closed output keeps no one from anything.
+            // A closed output is not an error.
             let _ = help.print();
             return if help.use_stderr() {
                 ExitCode::from(error::USAGE)
@@ -53,7 +53,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     match ended {
         Ok(code) => code,
-        // As `head` closes it.
+        // Readers such as `head` close it.
         Err(Error::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("milpactl: {}", error.text());

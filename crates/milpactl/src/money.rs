@@ -5,14 +5,14 @@ use kiyot_proto::admin::Offering;
 /// Millionths of a dollar.
 const MICROS: u64 = 1_000_000;
 
-/// Returns dollars with four digits after the point, rounded up: a cent fraction is never shown as
-/// nothing.
+/// Returns dollars with four digits after the point, rounded up: a fraction of a cent is never
+/// shown as zero.
 pub(crate) fn dollars(micros: u64) -> String {
     let hundredths = micros.div_ceil(100);
     format!("{}.{:04}", hundredths / (MICROS / 100), hundredths % (MICROS / 100))
 }
 
-/// Returns the price of an offering, with `<=` if it is known as a bound only, and `~` if that of
+/// Returns the price of an offering, with `<=` if only a bound is known, and `~` if the price of
 /// another region stands for it.
 pub(crate) fn price(offering: &Offering) -> String {
     let mark = match (offering.price_is_at_most, offering.price_is_estimate) {

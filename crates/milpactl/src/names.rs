@@ -1,4 +1,4 @@
-//! The meaning of a name on the command line, and the nearest names of an unknown one.
+//! The meaning of a name on the command line, and the names near to an unknown name.
 
 use kiyot_proto::admin::{Cell, Pod};
 
@@ -13,25 +13,25 @@ const MAX_DISTANCE: usize = 3;
 
 /// An object that a name may mean.
 pub(crate) trait Named {
-    /// Returns the kind, in messages.
+    /// The kind in messages.
     const KIND: &'static str;
     /// Returns the name that means only this object.
     fn full_name(&self) -> String;
     /// Returns the id that all states of the object share.
     fn id(&self) -> &str;
-    /// Returns true if a newer object has the name.
+    /// Returns whether a newer object has the name.
     fn is_replaced(&self) -> bool {
         false
     }
-    /// Returns true if the name means it: its name, or its id.
+    /// Returns whether a name is the object's name or id.
     fn is_named(&self, name: &str) -> bool;
-    /// Returns true if the text is its id.
+    /// Returns whether a text is the object's id.
     fn is_id(&self, text: &str) -> bool {
         self.id() == text
     }
-    /// Returns true if the name is the begin of its id.
+    /// Returns whether the object's id begins with a text.
     fn begins(&self, prefix: &str) -> bool;
-    /// Returns the texts that the nearest names are chosen from.
+    /// Returns the texts that an unknown name may be near to.
     fn alternatives(&self) -> Vec<String>;
 }
 
@@ -88,8 +88,9 @@ impl Named for Cell {
     }
 }
 
-/// Returns the single object that a name means: by its name first, then by the begin of its id.
-/// The name may begin with the kind, as `-o name` prints it. A name is that of the newest object.
+/// Returns the single object that a name means: by its name first, then by the begin of its id. The
+/// name may begin with the kind, as `-o name` prints it. A name of several objects means the
+/// newest.
 pub(crate) fn find<T: Named>(all: Vec<T>, name: &str) -> Result<T, Error> {
     let without_kind = name.strip_prefix(T::KIND).and_then(|rest| rest.strip_prefix('/'));
     let name = match without_kind {
@@ -103,12 +104,12 @@ pub(crate) fn find<T: Named>(all: Vec<T>, name: &str) -> Result<T, Error> {
     let (mut found, others): (Vec<T>, Vec<T>) = all.into_iter().partition(|object| {
         match (has_current, has_named) {
             (true, _) => is_current(object),
-            // A replaced object is named by its id alone.
+            // Only its id means a replaced object.
             (_, true) => object.is_id(name),
             _ => is_prefix && object.begins(name),
         }
     });
-    // An object and its earlier states are one.
+    // Earlier states of an object count as the same object.
     if found.len() > 1 && found.windows(2).all(|two| two[0].id() == two[1].id()) {
         let current = found.iter().position(|object| !object.is_replaced());
         let current = current.unwrap_or(found.len() - 1);
@@ -129,7 +130,7 @@ pub(crate) fn find<T: Named>(all: Vec<T>, name: &str) -> Result<T, Error> {
     }
 }
 
-/// Returns the error of a name that no object of a kind has. Each object has its full name, and the
+/// Returns the error of a name that no object of a kind has. Each object has its full name and
 /// texts that the name may be near to.
 pub(crate) fn unknown(
     kind: &str,
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn name_means_the_newest_pod_and_a_replaced_one_is_found_by_its_ids() {
+    fn name_means_the_newest_pod_and_ids_mean_replaced_pods() {
         let pod = |uid: &str, sandbox: &str, is_replaced| Pod {
             namespace: "shop".to_owned(),
             name: "db-0".to_owned(),

@@ -25,7 +25,7 @@ pub(crate) enum Format {
     Wide,
     /// A JSON object, or a list of them.
     Json,
-    /// The same as YAML.
+    /// The same object as YAML.
     Yaml,
     /// Kind and name, a line each.
     Name,
@@ -47,7 +47,7 @@ pub(crate) struct Item {
 pub(crate) struct Columns {
     /// The names of all columns.
     pub(crate) names: &'static [&'static str],
-    /// The number of those that are not only of the wide format.
+    /// The number of columns of the table format, which come first.
     pub(crate) usual: usize,
     /// The column that gets a colour.
     pub(crate) status: Option<usize>,
@@ -112,7 +112,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes what is left.
+    /// Writes the rest.
     pub(crate) fn finish(self, to: &mut impl Write) -> Result<(), Error> {
         let Self { format, objects, is_single, .. } = self;
         let value = match (is_single, objects.len()) {

@@ -34,8 +34,8 @@ pub(crate) fn of(pod: &Pod) -> Value {
         },
         "spec": {
             "phase": phase(pod.phase()),
-            // A kubelet says neither it nor which units are init units: as the original, which ran
-            // its own pods so.
+            // A kubelet sends neither the policy nor which units are init units. The original ran
+            // its own pods with these values.
             "restartPolicy": "Never",
             "units": all(unit),
             "initUnits": [],
@@ -107,7 +107,7 @@ fn or_null(texts: &[String]) -> Value {
 }
 
 fn unit(unit: &Unit) -> Value {
-    // The values stay with the daemon, which keeps none.
+    // The daemon keeps no values.
     let env: Vec<Value> = unit.env.iter().map(|name| json!({ "name": name })).collect();
     json!({
         "name": unit.name,
@@ -166,7 +166,7 @@ mod tests {
             "restartCount":0,"image":"i"}],
           "initUnitStatuses":[]}}"#;
 
-    /// Asserts that every key of the original is there, with a value of its type.
+    /// Asserts that every key of the original exists, with a value of its type.
     fn assert_covers(original: &Value, own: &Value, at: &str) {
         match (original, own) {
             (Value::Object(original), Value::Object(own)) => {

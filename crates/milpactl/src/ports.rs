@@ -24,8 +24,8 @@ impl Ports {
         };
         parsed().ok_or_else(|| {
             Error::Usage(format!(
-                "port {text:?}; allowed: REMOTE, LOCAL:REMOTE or :REMOTE, with ports up to 65535, \
-                 of which REMOTE is not 0"
+                "port {text:?}; allowed: REMOTE, LOCAL:REMOTE or :REMOTE, with ports up to 65535 \
+                 and a REMOTE of at least 1"
             ))
         })
     }

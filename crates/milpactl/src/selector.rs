@@ -39,7 +39,7 @@ impl Selector {
         Ok(Self { requirements: requirements? })
     }
 
-    /// Returns true if labels satisfy all requirements.
+    /// Returns whether labels satisfy all requirements.
     pub(crate) fn selects(&self, labels: &HashMap<String, String>) -> bool {
         self.requirements.iter().all(|requirement| {
             let value = labels.get(&requirement.key);
@@ -47,7 +47,7 @@ impl Selector {
                 Operator::Exists => value.is_some(),
                 Operator::Absent => value.is_none(),
                 Operator::In(values) => value.is_some_and(|value| values.contains(value)),
-                // As in Kubernetes, also without the label.
+                // As in Kubernetes, an absent label satisfies this.
                 Operator::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
             }
         })
@@ -116,7 +116,7 @@ fn value_of(value: &str, text: &str) -> Result<String, String> {
     if value.is_empty() || is_word(value) { Ok(value.to_owned()) } else { Err(invalid(text)) }
 }
 
-/// Returns true for the characters of label keys and values.
+/// Returns whether a text has only characters of label keys and values.
 fn is_word(text: &str) -> bool {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
     !text.is_empty() && text.len() <= 320 && text.bytes().all(is_allowed)

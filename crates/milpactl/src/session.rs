@@ -30,7 +30,7 @@ const MAX_STATUS_BYTES: usize = 64 << 10;
 /// Bounds the wait for output after the status: a server sends it before.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The streams that are wanted.
+/// The wanted streams.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wanted {
     /// Standard input is passed on.
@@ -44,9 +44,9 @@ pub(crate) struct Wanted {
 pub(crate) enum End {
     /// The server has reported the end of the process.
     Status(Status),
-    /// The connection has ended before.
+    /// The connection has ended before the status.
     Lost,
-    /// A signal has ended it here.
+    /// A signal has ended milpactl.
     Signal(i32),
 }
 
@@ -77,14 +77,14 @@ impl Streams {
     }
 }
 
-/// Connects the local streams with those at a URL until the process there ends.
+/// Connects the local streams with the streams at a URL until the remote process ends.
 pub(crate) async fn run(url: &str, wanted: Wanted) -> Result<End, Error> {
     let (sender, receiver) = connect(&Target::parse(url)?, PROTOCOL).await?;
     let mut ending = Ending::new()?;
     let is_raw = wanted.tty && wanted.stdin && terminal::is_input();
     let _raw = is_raw.then(RawMode::enter).transpose()?;
     let Ok(streams) = Streams::open(&sender, wanted).await else { return Ok(End::Lost) };
-    // Sending is beside receiving: a server that sends may not read meanwhile.
+    // Sends and receives at once, because a server that sends may not read meanwhile.
     let mut sending = JoinSet::new();
     if let Some(stdin) = streams.stdin {
         sending.spawn(send_input(sender.clone(), stdin, input::read()?));

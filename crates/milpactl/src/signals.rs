@@ -5,7 +5,7 @@ use std::io;
 use futures::future::select_all;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The signals that end the program, received since this exists.
+/// Receives the signals that end the program.
 #[derive(Debug)]
 pub(crate) struct Ending {
     signals: Vec<(i32, Signal)>,

@@ -19,7 +19,7 @@ pub(crate) use names::PodName;
 /// The annotation that sends a pod to a cell, and its value.
 const TARGET_RUNTIME: &str = "kubernetes.io/target-runtime";
 const KIYOT: &str = "kiyot";
-/// The alternative for everything that is no static pod.
+/// The alternative for objects that can't be static pods.
 const INSTEAD: &str = "`kubectl apply -f` creates it through the API server";
 
 /// A pod of a manifest, as the kubelet reads it.
@@ -33,7 +33,7 @@ pub(crate) struct StaticPod {
     pub(crate) json: String,
 }
 
-/// Returns the pods of files, all of them or the first problem.
+/// Returns all pods of files, or the first problem.
 pub(crate) fn read(files: &[ManifestFile]) -> Result<Vec<StaticPod>, Error> {
     let mut pods = Vec::new();
     let mut objects = Objects::default();

@@ -31,7 +31,7 @@ impl Drop for RawMode {
     }
 }
 
-/// Returns true if standard input is a terminal.
+/// Returns whether standard input is a terminal.
 pub(crate) fn is_input() -> bool {
     io::stdin().is_terminal()
 }

@@ -31,7 +31,7 @@ mod streams;
 mod top;
 mod version;
 
-/// The message for verbs that only the original had, and for those of kubectl.
+/// The message for verbs that only the original had, and for verbs of kubectl.
 const NO_SUCH_VERB: &str = "kiyot has no deployments, services and secrets: `kubectl apply` makes \
     them; allowed: `milpactl create -f`, which gives a pod to the kubelet without the API server";
 /// The message for kinds that only the original had.

@@ -2,9 +2,9 @@
 
 use std::env;
 
-/// Words of states that are as they should be.
+/// Words of healthy states.
 const GOOD: [&str; 6] = ["Running", "Succeeded", "Bound", "Warm", "Ready", "Idle"];
-/// Words of states that an operator looks for.
+/// Words of states that need an operator.
 const BAD: [&str; 5] = ["Failed", "Lost", "Silent", "Cordoned", "Refused"];
 
 /// Use of colours for states.
@@ -12,13 +12,12 @@ const BAD: [&str; 5] = ["Failed", "Lost", "Silent", "Cordoned", "Refused"];
 pub(crate) enum Colour {
     /// States get a colour.
     On,
-    /// Nothing does.
+    /// Nothing gets a colour.
     Off,
 }
 
 impl Colour {
-    /// Returns whether the output takes colours: a terminal does, unless NO_COLOR is set
-    /// (no-color.org).
+    /// Returns `On` for a terminal, unless NO_COLOR is set (no-color.org).
     pub(crate) fn of_environment(is_terminal: bool) -> Self {
         let is_unwanted = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         if is_terminal && !is_unwanted { Self::On } else { Self::Off }

@@ -7,12 +7,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// The time between two turns of the spinner.
 const TURN: Duration = Duration::from_millis(120);
 
-/// A line that says what is awaited, and goes away when it is dropped.
+/// A line that says what the program waits for. Dropping it erases the line.
 #[derive(Debug)]
 pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
-    /// Begins to wait for something.
+    /// Shows the line.
     pub(crate) fn begin(what: impl Into<String>) -> Self {
         let bar = ProgressBar::new_spinner();
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
@@ -23,12 +23,12 @@ impl Progress {
         Self(bar)
     }
 
-    /// Changes what is awaited.
+    /// Changes the text of the line.
     pub(crate) fn set(&self, what: impl Into<String>) {
         self.0.set_message(what.into());
     }
 
-    /// Writes to the standard output while the line is away.
+    /// Writes to the standard output while the line is hidden.
     pub(crate) fn pause<T>(&self, write: impl FnOnce() -> T) -> T {
         self.0.suspend(write)
     }

@@ -6,7 +6,7 @@ use super::{Colour, Columns, plain};
 
 /// Spaces between columns, as kubectl has.
 const GAP: usize = 3;
-/// Bounds the width of a column for which the others are aligned.
+/// Bounds the width to which a column is aligned.
 const MAX_WIDTH: usize = 64;
 
 /// A table. The first rows decide the widths; a longer value of a later row moves the rest of its
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_aligned_and_the_wide_ones_are_left_out() {
+    fn columns_are_aligned_and_wide_columns_are_left_out() {
         let mut table = Table::new(COLUMNS, false, true, Colour::Off);
         let text = written(&mut table, &[["web", "Running", "n1"], ["longer", "Failed", "n1"]]);
         assert_eq!(text, "NAME     STATUS\nweb      Running\nlonger   Failed\n");

@@ -1,5 +1,5 @@
-//! Standard input, read by a thread of its own, so that a read that never returns keeps the program
-//! from nothing.
+//! Standard input. A thread of its own reads it, because a read that never returns must not keep
+//! the program from its end.
 
 use std::{
     io::{self, ErrorKind, Read},
@@ -28,9 +28,9 @@ pub(super) fn read() -> io::Result<mpsc::Receiver<Bytes>> {
                 Ok(0) => break,
                 Ok(length) => Bytes::copy_from_slice(&buffer[..length]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                // Another process has made the shared file non-blocking.
+                // Another process may have made the shared file non-blocking.
                 Err(error) if error.kind() == ErrorKind::WouldBlock && wait() => continue,
-                // As a terminal that has hung up: the end of the input.
+                // Such as a terminal that has hung up: the end of the input.
                 Err(_) => break,
             };
             if to.blocking_send(bytes).is_err() {
@@ -41,7 +41,7 @@ pub(super) fn read() -> io::Result<mpsc::Receiver<Bytes>> {
     Ok(reads)
 }
 
-/// Waits until standard input can be read. Returns false if that fails.
+/// Waits until standard input can be read. Returns whether the wait succeeded.
 fn wait() -> bool {
     let stdin = stdin();
     poll(&mut [PollFd::new(&stdin, PollFlags::IN)], None).is_ok()

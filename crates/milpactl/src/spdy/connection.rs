@@ -28,7 +28,7 @@ use super::{
 const MAX_QUEUED_FRAMES: usize = 8;
 /// Bytes of a read.
 const READ_BYTES: usize = 32 << 10;
-/// Time for the connection and the server's answer: a daemon asks the cell.
+/// Limit on the connection and the server's answer. A daemon calls the cell for it.
 const UPGRADE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Pause between pings, far below the four hours after which a server closes an idle connection.
 const PING_INTERVAL: Duration = Duration::from_secs(60);
@@ -118,7 +118,8 @@ async fn write(
             return;
         }
     }
-    // The server sees the end when both halves are closed, which the receiver's drop does.
+    // The server sees the end when both halves are closed. Dropping the receiver closes the other
+    // half.
     let _ = writer.shutdown().await;
 }
 
@@ -130,8 +131,8 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Opens a stream with headers such as `streamtype`, and returns its id. With `end` our half of
-    /// it is closed at once.
+    /// Opens a stream with headers such as `streamtype`, and returns its id. With `end`, closes our
+    /// half at once.
     ///
     /// # Errors
     /// The connection has ended, the headers are too long, or no id is left.
@@ -204,7 +205,7 @@ pub struct Receiver {
 impl Receiver {
     /// Returns the next frame, and answers pings; `None` at the end of the connection.
     ///
-    /// Cancel safe: a read that is dropped has taken nothing.
+    /// Cancel safe: a read that is dropped has consumed nothing.
     ///
     /// # Errors
     /// The connection's error, or a violation of the protocol.
@@ -212,8 +213,8 @@ impl Receiver {
         loop {
             let decoded = self.decoder.next(&mut self.buffer);
             match decoded.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))? {
-                // An answer to a ping of ours has an odd number. A server that sends more pings
-                // than it reads answers to lacks some of them.
+                // An answer to a ping of ours has an odd number. If a server does not read the
+                // answers to its pings in time, some answers are dropped.
                 Some(Frame::Ping(id)) if id.is_multiple_of(2) => drop(self.pongs.try_send(id)),
                 Some(Frame::Ping(_)) => {}
                 Some(frame) => return Ok(Some(frame)),

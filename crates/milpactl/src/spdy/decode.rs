@@ -33,7 +33,7 @@ pub enum Frame {
         /// The status, such as 3 for a refused stream.
         status: u32,
     },
-    /// A ping of the server, or the answer to one of the client.
+    /// A ping of the server, or its answer to a ping of the client.
     Ping(u32),
     /// The server accepts no further streams.
     GoAway,
@@ -58,7 +58,7 @@ pub enum FrameError {
         /// The bytes that its fields need.
         least: usize,
     },
-    /// The server opens a stream, as no protocol of CRI does.
+    /// The server opens a stream, which no protocol of CRI does.
     #[error("the server opened the stream {0}; allowed: streams of the client")]
     ServerStream(u32),
 }
@@ -78,8 +78,8 @@ struct Payload {
 }
 
 impl Decoder {
-    /// Returns the next frame, and removes its bytes; `None` if more bytes are needed, for which at
-    /// most a head and [`MAX_CONTROL_BYTES`] remain.
+    /// Returns the next frame, and removes its bytes; `None` if more bytes are needed. Then at most
+    /// a head and [`MAX_CONTROL_BYTES`] remain.
     ///
     /// # Errors
     /// A violation of the protocol.
@@ -133,7 +133,7 @@ impl Decoder {
     }
 }
 
-/// Decodes a control frame; `None` for one without a meaning here.
+/// Decodes a control frame; `None` for a frame without a meaning here.
 fn control(kind: u16, end: bool, payload: &[u8]) -> Result<Option<Frame>, FrameError> {
     let word = |at: usize| {
         let word = payload.get(at..).and_then(|rest| rest.first_chunk());
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn violations_are_refused_before_their_bytes_are_waited_for() {
+    fn violations_are_refused_before_their_payload_arrives() {
         for (bytes, error) in [
             (&b"\x80\x02\0\x01\0\0\0\0"[..], FrameError::Version(2)),
             (b"\x80\x03\0\x04\0\x01\0\x01", FrameError::TooLong(65_537)),

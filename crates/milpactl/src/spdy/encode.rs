@@ -41,8 +41,8 @@ impl Default for Encoder {
 }
 
 impl Encoder {
-    /// Opens a stream with headers such as `streamtype`; with `end` its half of ours is closed at
-    /// once. Returns its id and the frame.
+    /// Opens a stream with headers such as `streamtype`. With `end`, closes our half at once.
+    /// Returns the stream's id and the frame.
     ///
     /// # Errors
     /// Too long headers, or no id is left.
@@ -95,7 +95,7 @@ fn flags(end: bool) -> u8 {
     if end { FLAG_FIN } else { 0 }
 }
 
-/// Returns a length of at most 24 bits: callers bound theirs far below.
+/// Returns a length in 24 bits. Callers bound it far below.
 fn length(length: usize) -> u32 {
     u32::try_from(length).unwrap_or(u32::MAX)
 }

@@ -44,7 +44,7 @@ pub enum UpgradeError {
     /// The server chose another protocol.
     #[error("the streaming server chose the protocol {chosen:?}; allowed: {wanted}")]
     Protocol {
-        /// The protocol that was asked for.
+        /// The requested protocol.
         wanted: String,
         /// The protocol that the server chose, or "".
         chosen: String,

@@ -19,7 +19,7 @@ use crate::{error::Error, names::listed};
 
 /// The kubelet's configuration.
 const KUBELET_CONFIG: &str = "/var/lib/kubelet/config.yaml";
-/// The key of the directory in it.
+/// The key of the directory in the kubelet's configuration.
 const KEY: &str = "staticPodPath";
 /// Bounds the configuration in bytes.
 const MAX_CONFIG_BYTES: u64 = 1024 * 1024;
@@ -34,7 +34,7 @@ pub(crate) struct StaticPodDirectory {
 }
 
 impl StaticPodDirectory {
-    /// Opens a directory, or that of the kubelet's configuration.
+    /// Opens a directory, by default the directory of the kubelet's configuration.
     pub(crate) fn open(path: Option<PathBuf>) -> Result<Self, Error> {
         let path = path.map_or_else(|| configured(Path::new(KUBELET_CONFIG)), Ok)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -163,7 +163,7 @@ fn configured(file: &Path) -> Result<PathBuf, Error> {
         .map_err(|error| refused(format!("is no YAML: {}", error.without_snippet())))?;
     let path = config.get(KEY).and_then(Value::as_str).filter(|path| !path.is_empty());
     let path = path.ok_or_else(|| refused(format!("has no {KEY}")))?;
-    // A kubelet takes a relative path as one beneath the directory of its configuration.
+    // A kubelet resolves a relative path against the directory of its configuration.
     Ok(file.parent().unwrap_or(Path::new("/")).join(path))
 }
 

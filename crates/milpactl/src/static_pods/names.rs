@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Namespace of a pod that names none.
+/// Namespace of a pod that has no namespace.
 const DEFAULT_NAMESPACE: &str = "default";
 /// Begin and end of the name of a file.
 const PREFIX: &str = "kiyot-";
@@ -29,8 +29,8 @@ impl PodName {
         let namespace = namespace.unwrap_or(DEFAULT_NAMESPACE);
         if !is_label(namespace) {
             return Err(format!(
-                "namespace {namespace:?}; allowed: 1 to {MAX_LABEL_BYTES} of a-z, 0-9 and -, the \
-                 first and the last of them no -"
+                "namespace {namespace:?}; allowed: 1 to {MAX_LABEL_BYTES} of a-z, 0-9 and -, with \
+                 no - at either end"
             ));
         }
         if name.len() > MAX_NAME_BYTES || !name.split('.').all(is_label) {
@@ -57,7 +57,7 @@ impl PodName {
                 Self::new(Some(own), name)
             }
             Some((own, _)) => {
-                Err(format!("pod {text:?} is in namespace {own:?}; allowed: -n {own}, or none"))
+                Err(format!("pod {text:?} is in namespace {own:?}; allowed: -n {own}, or no -n"))
             }
             None => Self::new(namespace, text),
         }
@@ -68,7 +68,7 @@ impl PodName {
         format!("{PREFIX}{}{SEPARATOR}{}{SUFFIX}", self.namespace, self.name)
     }
 
-    /// Returns the pod of a file; `None` for a file that is not of milpactl.
+    /// Returns the pod of a file; `None` for a file that milpactl did not make.
     pub(super) fn of_file(file: &str) -> Option<Self> {
         let (namespace, name) =
             file.strip_prefix(PREFIX)?.strip_suffix(SUFFIX)?.split_once(SEPARATOR)?;
@@ -82,7 +82,7 @@ impl fmt::Display for PodName {
     }
 }
 
-/// Returns true for a label of DNS.
+/// Returns whether a text is a label of DNS.
 fn is_label(text: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=MAX_LABEL_BYTES).contains(&text.len())
@@ -144,7 +144,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn file_of_any_name_is_one_and_means_the_name(
+        fn file_name_of_any_pod_is_one_component_and_parses_back(
             namespace in "[a-z0-9-]{1,20}",
             name in "[a-z0-9.-]{1,40}",
         ) {

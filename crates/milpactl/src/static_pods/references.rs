@@ -53,7 +53,7 @@ fn beneath(value: &Value) -> Option<String> {
     }
 }
 
-/// Returns false for a value that Kubernetes takes for an absent field.
+/// Returns whether Kubernetes treats a value as set, not as an absent field.
 fn is_set(value: &Value) -> bool {
     match value {
         Value::Null => false,

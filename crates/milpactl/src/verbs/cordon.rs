@@ -24,9 +24,9 @@ use crate::{
     signals::{self, Ending},
 };
 
-/// The cells that end at the same time.
+/// Limit on the cells that end at the same time.
 const PARALLEL_ENDS: usize = 8;
-/// The pause between two looks at the cells.
+/// The pause between two lists of the cells.
 const POLL_PERIOD: Duration = Duration::from_secs(1);
 /// Bounds the time of a drain.
 const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 86_400);
@@ -120,7 +120,7 @@ async fn end_all(client: &Client, progress: &Progress) -> Result<(), Error> {
         progress.set(format!("ending {}", counted(left, "cell", "cells")));
         match ended {
             Ok(_) => progress.pause(|| writeln!(io::stdout(), "{} ended", cell.id))?,
-            // It has ended by itself, or its end takes longer than a call and goes on.
+            // The cell has ended by itself, or its end takes longer than a call and continues.
             Err(Error::Daemon(status))
                 if matches!(status.code(), Code::NotFound | Code::DeadlineExceeded) => {}
             Err(error) => failed.push(format!("{}: {}", cell.id, error.text())),

@@ -14,14 +14,14 @@ use crate::{
 
 /// Begin of the facts that refuse a pod.
 const REFUSED: &str = "refused: ";
-/// Begin of those that a user should know, such as an unknown field.
+/// Begin of the facts that a user should know, such as an unknown field.
 const NOTE: &str = "note: ";
 
 pub(super) async fn run(
     connect: impl AsyncFnOnce() -> Result<Client, Error>,
     create: Create,
 ) -> Result<(), Error> {
-    // First: wrong files and arguments are found without a daemon.
+    // Read first, so that wrong files and arguments are found without a daemon.
     let pods = static_pods::read(&manifest_files::read(&create.filename)?)?;
     let directory = StaticPodDirectory::open(create.directory.static_pod_path)?;
     check(&connect().await?, &pods).await?;
@@ -33,7 +33,8 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// Checks pods as `plan` does, and prints its notes. The daemon reads what the kubelet will read.
+/// Checks pods as `plan` does, and prints its notes. The daemon reads the same manifest as the
+/// kubelet will.
 async fn check(client: &Client, pods: &[StaticPod]) -> Result<(), Error> {
     let file = |pod: &StaticPod| ManifestFile { name: pod.file.clone(), text: pod.json.clone() };
     let request = PlanRequest { files: pods.iter().map(file).collect() };
@@ -49,7 +50,7 @@ async fn check(client: &Client, pods: &[StaticPod]) -> Result<(), Error> {
     if refused.is_empty() { Ok(()) } else { Err(Error::Failed(refused.join("; "))) }
 }
 
-/// Returns a pod with the reasons for which it is refused.
+/// Returns a pod with the reasons of its refusal.
 fn reasons(pod: PlannedPod) -> String {
     let facts = pod.facts.iter().filter_map(|fact| fact.strip_prefix(REFUSED));
     format!("{}: {}", pod.heading, facts.collect::<Vec<_>>().join("; "))

@@ -50,8 +50,8 @@ pub(super) async fn run(client: &Client, wanted: Describe) -> Result<(), Error> 
     Ok(())
 }
 
-/// Adds the last lines of a cell's console. Without rights, and from a provider or a daemon that
-/// can't give it, the description goes without.
+/// Adds the last lines of a cell's console. Leaves them out if the caller has no rights, or if the
+/// provider or the daemon can't read them.
 async fn add_console(client: &Client, cell: &mut Cell) {
     let request = ReadLogRequest {
         pod: cell.id.clone(),

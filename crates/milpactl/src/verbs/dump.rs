@@ -77,13 +77,13 @@ struct Unfinished(PathBuf);
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        // It has another name by then, or can't be removed: nothing is left to do.
+        // A finished archive keeps its other name. A failed removal leaves nothing to do.
         let _ = fs::remove_file(&self.0);
     }
 }
 
 impl Archive {
-    /// Creates the file, readable by its owner only. An existing one is not replaced.
+    /// Creates the file, readable by its owner only. An existing file is not replaced.
     fn create(path: &Path) -> Result<Self, Error> {
         if path.symlink_metadata().is_ok() {
             return Err(of(path, &io::Error::from(io::ErrorKind::AlreadyExists)));
@@ -131,7 +131,7 @@ impl Archive {
     fn finish(mut self) -> Result<(), Error> {
         self.write()?;
         self.tar.into_inner()?.sync_all()?;
-        // A link replaces no file that was made meanwhile.
+        // A link never replaces a file that was created meanwhile.
         fs::hard_link(&self.unfinished.0, &self.path).map_err(|error| of(&self.path, &error))
     }
 }

@@ -1,4 +1,4 @@
-//! Connections over a single connection of SPDY: two streams each, `error` and `data`.
+//! Connections over a single SPDY connection, with two streams each: `error` and `data`.
 
 use std::{
     collections::BTreeMap,
@@ -27,15 +27,16 @@ use crate::{
     spdy::{Frame, Receiver, Sender},
 };
 
-/// Most connections at a time; further ones wait to be accepted.
+/// Most connections at a time; further connections wait to be accepted.
 const MAX_CONNECTIONS: usize = 256;
 /// Parts of data that wait for a local reader.
 const MAX_QUEUED_PARTS: usize = 8;
-/// Time in which a local reader has to take a part: all others wait, as SPDY of CRI has no windows.
+/// Time for a local reader to take a part. All other readers wait, because CRI's SPDY has no
+/// windows.
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of a read.
 const READ_BYTES: usize = 32 << 10;
-/// Time for the local end of a connection whose other end is closed.
+/// Time for the local end of a connection after the other end has closed.
 const LINGER: Duration = Duration::from_secs(1);
 /// Time for the message of a connection that has ended.
 const ERROR_TIMEOUT: Duration = Duration::from_secs(2);
@@ -74,7 +75,7 @@ impl Streams {
     }
 }
 
-/// A stream that is removed when this is dropped.
+/// A stream. Dropping it removes it.
 #[derive(Debug)]
 struct Stream {
     id: u32,
@@ -106,7 +107,7 @@ impl Forwarder {
         Arc::clone(&self.room).acquire_owned().await.ok()
     }
 
-    /// Passes what is received on to its connections until the end of the connection to the pod.
+    /// Passes received data on to the connections until the connection to the pod ends.
     pub(super) async fn dispatch(&self, mut receiver: Receiver) {
         while let Ok(Some(frame)) = receiver.next().await {
             let ended = match frame {
@@ -124,15 +125,15 @@ impl Forwarder {
         }
     }
 
-    /// Passes data on to a stream. The data of streams that have ended here is dropped.
+    /// Passes data on to a stream. Data of ended streams is dropped.
     async fn pass(&self, stream: u32, bytes: Bytes) {
         let to = self.streams.entries().get(&stream).map(|entry| entry.to.clone());
         let Some(to) = to.filter(|_| !bytes.is_empty()) else { return };
         if let Err(SendTimeoutError::Timeout(_)) = to.send_timeout(bytes, STALL_TIMEOUT).await
             && let Some(entry) = self.streams.remove(stream)
         {
-            // The connection's own task resets the stream: that waits for the server, which may
-            // wait for this task.
+            // The connection's own task resets the stream, because a reset waits for the server,
+            // which may wait for this task.
             let _ = entry.stalled.send(());
         }
     }
@@ -153,7 +154,7 @@ impl Forwarder {
             }
         };
         let message = timeout(ERROR_TIMEOUT, message(&mut error.parts)).await.unwrap_or_default();
-        // The server may not know yet that it ends.
+        // The server may not know yet that the connection ends.
         for stream in [&data, &error] {
             let _ = self.sender.reset(stream.id).await;
         }
@@ -170,7 +171,8 @@ impl Forwarder {
         Ok(Stream { id, parts, stalled, streams })
     }
 
-    /// Copies both ways until the pod's end is closed, and the local end too or for a moment.
+    /// Copies both ways until the pod's end is closed, and then until the local end is closed, for
+    /// at most `LINGER`.
     async fn copy(&self, local: &mut TcpStream, id: u32, data: &mut Parts) -> io::Result<()> {
         let (mut read, mut write) = local.split();
         let up = async {
@@ -196,13 +198,13 @@ impl Forwarder {
             }
             ended = &mut down => {
                 ended?;
-                // A local end that is closed with unread data would discard what it was sent.
+                // Closing the local end with unread data would discard what was sent to it.
                 timeout(LINGER, up).await.unwrap_or(Ok(()))
             }
         }
     }
 
-    /// Sends what the local end sends until its end.
+    /// Sends the data of the local end until its end.
     async fn send(&self, read: &mut (impl AsyncRead + Unpin), stream: u32) -> io::Result<()> {
         loop {
             // A buffer for each part, so that an idle connection holds one at most.
@@ -225,7 +227,8 @@ async fn message(parts: &mut Parts) -> String {
     String::from_utf8_lossy(&message).into_owned()
 }
 
-/// Writes the failure of a connection. A standard error that nobody reads holds up no other.
+/// Writes the failure of a connection. A standard error that is not read delays no other
+/// connection.
 pub(super) async fn report(remote: u16, error: &str) {
     let line = format!("milpactl: connection to port {remote}: {}\n", plain(error));
     let mut stderr = stderr();
@@ -241,7 +244,7 @@ mod tests {
     use crate::spdy::{Target, connect};
 
     #[tokio::test]
-    async fn reader_that_takes_nothing_is_given_up_and_the_others_go_on() {
+    async fn stalled_reader_is_dropped_and_other_readers_continue() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let target = Target { address: listener.local_addr().unwrap(), path: "/".to_owned() };
         let server = tokio::spawn(async move {

@@ -24,7 +24,7 @@ use crate::{
     selector::Selector,
 };
 
-/// The pause between two looks of a watch.
+/// The pause between two lists of a watch.
 const WATCH_PERIOD: Duration = Duration::from_secs(1);
 
 /// Parts of a list.
@@ -74,7 +74,7 @@ async fn write(
     let mut is_empty = true;
     while let Some(part) = items.next().await {
         let part = part?;
-        // The widths are those of the first part with items.
+        // The first part with items decides the widths.
         if !part.is_empty() {
             is_empty = false;
             writer.add(part, &mut io::stdout())?;
@@ -99,7 +99,7 @@ fn columns(kind: Kind) -> Columns {
     }
 }
 
-/// Returns the items that are wanted, in parts.
+/// Returns the wanted items, in parts.
 async fn items(client: &Client, get: &Get, selector: Selector) -> Result<Items, Error> {
     let now = age::now();
     let name = get.name.clone();
@@ -115,7 +115,8 @@ async fn items(client: &Client, get: &Get, selector: Selector) -> Result<Items, 
             Ok(parts
                 .map(move |part| {
                     let selected = part?.pods;
-                    // A newer pod has the name of a replaced one, which `get pod UID` shows.
+                    // A newer pod has the replaced pod's name. `get pod UID` shows the replaced
+                    // pod.
                     let selected = selected.iter().filter(|pod| !pod.is_replaced);
                     let selected = selected.filter(|pod| selector.selects(&pod.labels));
                     Ok(selected.map(|pod| kinds::pod(pod, now)).collect())
@@ -196,7 +197,7 @@ async fn items(client: &Client, get: &Get, selector: Selector) -> Result<Items, 
     }
 }
 
-/// Returns the items of a name, or all. Fails if none has it.
+/// Returns the items with a name, or all items. Fails if no item has the name.
 fn named<'a>(
     kind: &str,
     items: impl Iterator<Item = (&'a String, Item)>,
@@ -233,12 +234,13 @@ async fn events(client: &Client) -> Result<Vec<Event>, Error> {
     sought::collected(parts.map(|part| part.map(|part| part.events))).await
 }
 
-/// Returns true for an event of a pod of a namespace.
+/// Returns whether an event is of a pod of a namespace.
 fn is_in(event: &Event, namespace: &str) -> bool {
     event.kind == "Pod" && event.name.split_once('/').is_some_and(|(own, _)| own == namespace)
 }
 
-/// Returns the name in events that a name means: of events first, whose pod or cell may have ended.
+/// Returns the name in events that a name means. Names in events come first, because their pod or
+/// cell may have ended.
 async fn event_name(
     client: &Client,
     get: &Get,
@@ -279,7 +281,7 @@ fn of(items: Vec<Item>) -> Items {
     stream::iter([Ok(items)]).boxed_local()
 }
 
-/// Prints all items, and again those that have changed, until it is interrupted.
+/// Prints all items, and then each item that has changed, until it is interrupted.
 async fn watch(client: &Client, get: &Get, selector: Option<Selector>) -> Result<(), Error> {
     let selector = selector.unwrap_or_default();
     let columns = columns(get.kind);
@@ -287,12 +289,12 @@ async fn watch(client: &Client, get: &Get, selector: Option<Selector>) -> Result
     let mut writer = writer.with_documents();
     let has_objects = matches!(get.listing.output, Format::Json | Format::Yaml);
     let age = columns.names.iter().position(|name| *name == "AGE");
-    // By name, and by number among items of the same name.
+    // Keyed by name, and by number among items of the same name.
     let mut seen: HashMap<(String, usize), (Vec<String>, Value)> = HashMap::new();
     let mut is_first = true;
     loop {
         let mut list = match items(client, get, selector.clone()).await {
-            // It has ended while it was watched.
+            // The object has ended while it was watched.
             Err(Error::Name(_)) if !is_first => return Ok(()),
             list => list?,
         };

@@ -171,7 +171,7 @@ pub(super) fn cell(cell: &Cell, now: i64) -> Item {
     }
 }
 
-/// Returns the status of a cell, with `(silent)` while a cell that should has no contact.
+/// Returns the status of a cell, with `Silent` while a cell that should be connected is not.
 pub(super) fn status_of_cell(cell: &Cell) -> String {
     let phase = phase(cell.phase());
     let is_bound = matches!(cell.phase(), CellPhase::CellBound | CellPhase::CellIdle);
@@ -219,7 +219,7 @@ pub(super) fn event(event: &Event) -> Item {
 
 pub(super) fn pod_usage(usage: &PodUsage) -> Item {
     let name = format!("{}/{}", usage.namespace, usage.name);
-    // To the nearest second, as samples are not taken to the millisecond.
+    // To the nearest second: sample times are not exact to the millisecond.
     let window = format!("{}s", usage.window_nanos.saturating_add(500_000_000) / 1_000_000_000);
     Item {
         name: format!("pod/{name}"),
@@ -399,7 +399,7 @@ pub(super) fn price_of(offering: Option<&Offering>) -> String {
     offering.map_or_else(|| or_none(""), money::price)
 }
 
-/// Returns a text, or `<none>` as kubectl shows an empty one.
+/// Returns a text, or `<none>` for an empty text, as kubectl does.
 pub(super) fn or_none(text: &str) -> String {
     if text.is_empty() { "<none>".to_owned() } else { text.to_owned() }
 }

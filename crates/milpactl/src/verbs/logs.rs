@@ -37,7 +37,7 @@ pub(super) async fn run(
 /// Returns namespace and name of the pod, or the id of the cell, that a name means.
 async fn target(client: &Client, logs: &Logs) -> Result<(String, String), Error> {
     let cells = sought::cells(client).await?;
-    // A cell by its id; its pod is named by its own name.
+    // A cell's full id means the cell. Its pod has a name of its own.
     if let Some(cell) = cells.iter().find(|cell| cell.id == logs.name || cell.instance == logs.name)
     {
         return Ok((String::new(), cell.id.clone()));

@@ -10,7 +10,7 @@ use clap_mangen::Man;
 
 use crate::{cli::Arguments, error::Error};
 
-/// Returns a page with the sections of the program, and those of each verb after them.
+/// Returns a page with the sections of the program, followed by the sections of each verb.
 pub(super) fn page() -> io::Result<Vec<u8>> {
     let mut command = command();
     let mut page = Vec::new();

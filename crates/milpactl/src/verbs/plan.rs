@@ -14,7 +14,7 @@ pub(super) async fn run(
     connect: impl AsyncFnOnce() -> Result<Client, Error>,
     plan: Plan,
 ) -> Result<ExitCode, Error> {
-    // First: a file that can't be read is found without a daemon.
+    // Read first, so that an unreadable file is found without a daemon.
     let files = manifest_files::read(&plan.filename)?;
     let client = connect().await?;
     let planned = client.call(async |mut admin| admin.plan(PlanRequest { files }).await).await?;

@@ -31,7 +31,7 @@ use crate::{
 
 /// The protocol.
 const PROTOCOL: &str = "portforward.k8s.io";
-/// Pause after a failed accept, as for want of file descriptors.
+/// Pause after a failed accept, such as by EMFILE.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A local port, and the port of the pod to which it leads.
@@ -83,7 +83,7 @@ pub(super) async fn run(
     }
 }
 
-/// Listens on a port of all addresses; on the same port if any is wanted.
+/// Listens on a port of all addresses. Any free port is the same for all.
 async fn listen(ports: Ports, addresses: &[Address]) -> Result<Vec<Listening>, Error> {
     let mut listening = Vec::new();
     let mut port = ports.local;
@@ -113,7 +113,7 @@ async fn accept(listener: TcpListener, remote: u16, forwarder: Forwarder) {
         let permit = forwarder.permit().await;
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            // Tasks that have ended are let go.
+            // Releases ended tasks.
             Some(_) = connections.join_next() => continue,
         };
         match accepted {

@@ -1,11 +1,11 @@
-//! Pods and cells of the daemon, all or those that a name means.
+//! Pods and cells of the daemon: all, or by name.
 
 use futures::StreamExt;
 use kiyot_proto::admin::{Cell, ListCellsRequest, ListPodsRequest, Pod};
 
 use crate::{client::Client, error::Error, names};
 
-/// Returns all pods of a namespace, or of all.
+/// Returns all pods of a namespace, or of all namespaces.
 pub(super) async fn pods(client: &Client, namespace: Option<&str>) -> Result<Vec<Pod>, Error> {
     named_pods(client, namespace, "").await
 }
@@ -44,7 +44,7 @@ pub(super) async fn pod(
     }
 }
 
-/// Returns the text that means a pod, and no newer one of its name.
+/// Returns a text that means this pod, and not a newer pod of its name.
 pub(super) fn text_of(pod: &Pod) -> String {
     match (pod.is_replaced, pod.sandbox.is_empty()) {
         (false, _) => pod.name.clone(),

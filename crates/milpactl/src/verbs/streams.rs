@@ -19,7 +19,7 @@ use crate::{
     signals, terminal,
 };
 
-/// The message of kubectl for a terminal that is not there.
+/// The message of kubectl for an absent terminal.
 const NO_TERMINAL: &str = "unable to use a TTY: input is not a terminal or the right kind of file";
 
 pub(super) async fn exec(socket: &Path, client: &Client, exec: Exec) -> Result<ExitCode, Error> {
@@ -61,8 +61,7 @@ pub(super) async fn attach(
     ended(session::run(&answer.url, wanted).await?, socket, &pod).await
 }
 
-/// Returns the streams of a command. As kubectl does, it goes on without a terminal that is not
-/// there.
+/// Returns the streams of a command. Continues without an absent terminal, as kubectl does.
 fn with_terminal(stdin: bool, tty: bool) -> Wanted {
     let has_terminal = tty && stdin && terminal::is_input();
     if tty && !stdin {
@@ -73,7 +72,7 @@ fn with_terminal(stdin: bool, tty: bool) -> Wanted {
     Wanted { stdin, tty: has_terminal }
 }
 
-/// Returns the streams of a unit, whose own settings decide.
+/// Returns the streams of a unit. The unit's own settings decide.
 fn of_unit(unit: &Unit, stdin: bool, tty: bool) -> Wanted {
     let name = plain(&unit.name);
     if stdin && !unit.stdin {
@@ -87,7 +86,7 @@ fn of_unit(unit: &Unit, stdin: bool, tty: bool) -> Wanted {
     Wanted { stdin: stdin && unit.stdin, tty: unit.tty }
 }
 
-/// Returns the unit of a name, or the default one.
+/// Returns the unit of a name, or the default unit.
 pub(super) fn unit<'a>(pod: &'a Pod, name: Option<&str>) -> Result<&'a Unit, Error> {
     let default = || {
         let mut units = pod.units.iter();
@@ -106,7 +105,7 @@ pub(super) fn unit<'a>(pod: &'a Pod, name: Option<&str>) -> Result<&'a Unit, Err
     })
 }
 
-/// Writes a remark. A standard error that is closed keeps the program from nothing.
+/// Writes a remark. A closed standard error is not an error.
 fn say(text: &str) {
     let _ = writeln!(io::stderr(), "milpactl: {text}");
 }

@@ -22,7 +22,7 @@ use crate::{
     output::{Columns, Format, Item, Writer},
 };
 
-/// The pause between two pictures.
+/// The pause between two refreshes.
 const PERIOD: Duration = Duration::from_secs(2);
 /// The bars of a sparkline, from low to high.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
@@ -42,7 +42,7 @@ pub(super) async fn run(client: &Client, top: &Top) -> Result<(), Error> {
     if !refreshes {
         return show(client, false).await;
     }
-    // Also while a picture is drawn: the daemon may be slow.
+    // Interrupts a call too, because the daemon may be slow.
     tokio::select! {
         interrupted = tokio::signal::ctrl_c() => Ok(interrupted?),
         ended = refresh(client) => ended,

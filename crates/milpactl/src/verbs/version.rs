@@ -16,7 +16,7 @@ pub(super) async fn run(client: &Client) -> Result<(), Error> {
     writeln!(io::stdout(), "{}", line(&version.version, &version.git_commit))?;
     if let Some(advice) = advice(version.revision) {
         eprintln!(
-            "milpactl: the API of the daemon has revision {}, that of milpactl {OWN} \
+            "milpactl: the API of the daemon has revision {}, milpactl {OWN} uses revision \
              {ADMIN_REVISION}: {advice}",
             version.revision
         );

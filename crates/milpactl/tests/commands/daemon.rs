@@ -42,9 +42,9 @@ pub(crate) struct Behaviour {
     pub ends_after: Option<usize>,
     /// The revision of its API.
     pub revision: u32,
-    /// Methods that change something are not known.
+    /// Methods that change something are unknown.
     pub lacks_methods: bool,
-    /// The API is another: its version can't be asked for either.
+    /// The API is another, without the method for its version.
     pub lacks_version: bool,
     /// Pods and cells are in phases of a later version.
     pub has_later_phases: bool,
@@ -54,13 +54,13 @@ pub(crate) struct Behaviour {
     pub unit_has_terminal: bool,
     /// The first pod waits for another cell, from the second list on.
     pub replaces: bool,
-    /// Lists of cells take for ever.
+    /// Lists of cells never end.
     pub hangs: bool,
     /// The support bundle does not end.
     pub dump_hangs: bool,
-    /// Ends of cells take for ever.
+    /// Ends of cells never complete.
     pub end_hangs: bool,
-    /// The end of the first cell takes longer than a call: the third list is without it.
+    /// The end of the first cell takes longer than a call: the third list lacks the cell.
     pub end_is_slow: bool,
 }
 

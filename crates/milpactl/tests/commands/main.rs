@@ -94,7 +94,7 @@ fn objects_are_json_yaml_and_names() {
 }
 
 #[test]
-fn unknown_and_ambiguous_names_name_the_nearest() {
+fn errors_of_unknown_and_ambiguous_names_list_near_names() {
     let daemon = Daemon::start(Behaviour::default());
     let (_, error, code) = run(&daemon, "get pod web-O");
     assert_eq!(code, 66);
@@ -116,7 +116,7 @@ fn unknown_and_ambiguous_names_name_the_nearest() {
     }
     let request = daemon.last_log().unwrap();
     assert_eq!((request.pod.as_str(), request.lines), ("cell-1", Some(10)));
-    // Who may not read it, and an older daemon, have the rest.
+    // Without rights to read the console, or with an older daemon, the rest is shown.
     let denies = Daemon::start(Behaviour { denies: true, ..Behaviour::default() });
     let older = Daemon::start(Behaviour { lacks_methods: true, ..Behaviour::default() });
     for daemon in [&denies, &older] {
@@ -143,7 +143,7 @@ fn forms_of_the_original_without_a_meaning_say_what_to_use() {
 }
 
 #[test]
-fn wrong_arguments_are_said_with_what_is_allowed_before_the_daemon_is_called() {
+fn wrong_arguments_are_refused_with_allowed_values_before_a_call() {
     for (line, allowed) in [
         ("get", "<pods|cells|events|metrics|usage|backends|offerings|pools>"),
         ("get nothing", "possible values: pods, cells, events"),
@@ -171,7 +171,7 @@ fn wrong_arguments_are_said_with_what_is_allowed_before_the_daemon_is_called() {
 }
 
 #[test]
-fn daemon_that_is_down_or_closed_has_an_exit_code_of_its_own() {
+fn exit_code_tells_a_stopped_daemon_from_a_denied_caller() {
     let daemon = Daemon::start(Behaviour::default());
     let denies = Daemon::start(Behaviour { denies: true, ..Behaviour::default() });
     assert_eq!(run(&denies, "cordon").2, 77);
@@ -192,7 +192,7 @@ fn daemon_that_is_down_or_closed_has_an_exit_code_of_its_own() {
 
 #[test]
 fn first_line_of_ten_thousand_pods_comes_before_the_last_pod() {
-    // The daemon sends the last part only when the first line was read.
+    // The daemon sends the last part only after the first line was read.
     let daemon =
         Daemon::start(Behaviour { pods: 10_000, holds_the_end: true, ..Behaviour::default() });
     let begun = Instant::now();
@@ -315,7 +315,7 @@ fn bundle_is_text_or_an_archive_that_replaces_no_file() {
         files,
         [file("kiyot-dump/pods.txt", "first second"), file("kiyot-dump/log.txt", "lines")]
     );
-    assert_eq!(run(&daemon, &line).2, 1, "the file is there");
+    assert_eq!(run(&daemon, &line).2, 1, "the file exists");
 }
 
 #[test]
@@ -351,7 +351,7 @@ fn pods_of_manifests_are_created_and_deleted_as_files_of_the_kubelet() {
     let pod = |name: &str| format!("{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}}}\n");
     let create = format!("create -f {}", file.display());
 
-    // Nothing is written of a file that is refused, whether by milpactl or by the daemon.
+    // A file that milpactl or the daemon refuses creates no pod.
     let target = dir.path().join("written");
     let climbs = format!("a/../../../../../../..{}", target.display());
     let map = format!("{{apiVersion: v1, kind: ConfigMap, data: {{{climbs}: x}}}}\n");
@@ -402,7 +402,7 @@ fn name_means_the_pod_that_waits_for_another_cell_and_its_watch_goes_on() {
     let daemon = Daemon::start(behaviour);
     let (text, error, code) = run(&daemon, "get pod web-0 --watch -o wide");
     assert_eq!(code, 0, "{error}");
-    // The list in which the pod has no cell any more is shown, and is not the end.
+    // The list in which the pod has no cell is shown, and does not end the watch.
     let lines: Vec<_> = text.lines().collect();
     assert!(lines[1].contains("cell-0") && lines[2].contains("<none>"), "{text}");
     assert!(daemon.lists() > 3, "{}", daemon.lists());
@@ -457,7 +457,7 @@ fn names_of_other_kinds_select_their_objects() {
 }
 
 #[test]
-fn watch_of_offerings_prints_those_of_two_zones_once() {
+fn watch_prints_the_offerings_of_two_zones_once() {
     let daemon = Daemon::start(Behaviour::default());
     let mut command = milpactl(&daemon);
     command.args(["get", "offerings", "--watch", "--no-headers"]);
@@ -541,7 +541,7 @@ fn plan_prints_what_the_daemon_explains_and_fails_for_a_refused_pod() {
 }
 
 #[test]
-fn progress_of_a_drain_is_shown_on_a_terminal_alone_and_goes_away() {
+fn progress_of_a_drain_is_shown_only_on_a_terminal_and_erased() {
     let daemon = Daemon::start(Behaviour::default());
     let (text, error, code) = run(&daemon, "drain --end");
     assert_eq!((code, error.as_str()), (0, ""), "{text}");
@@ -560,7 +560,7 @@ fn progress_of_a_drain_is_shown_on_a_terminal_alone_and_goes_away() {
 }
 
 #[test]
-fn interrupted_drain_erases_its_line_and_say_what_goes_on() {
+fn interrupted_drain_erases_its_line_and_reports_the_cordon() {
     let daemon = Daemon::start(Behaviour { end_hangs: true, ..Behaviour::default() });
     for (line, progress) in
         [("drain", "waiting for the end of 3 cells"), ("drain --end", "ending 3 cells")]
@@ -579,7 +579,7 @@ fn interrupted_drain_erases_its_line_and_say_what_goes_on() {
 }
 
 #[test]
-fn terminal_has_colours_and_a_top_that_is_drawn_again() {
+fn terminal_has_colours_and_a_refreshed_top() {
     let daemon = Daemon::start(Behaviour::default());
     let shown = |line: &str, variable: Option<&str>, end: &str| {
         let mut terminal = Terminal::open();

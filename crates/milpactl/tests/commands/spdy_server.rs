@@ -1,5 +1,5 @@
-//! A streaming server that plays a cell: the words of a command, or the port of a connection, say
-//! how it behaves.
+//! A streaming server that plays a cell. The words of a command, or the port of a connection,
+//! select its behaviour.
 
 use std::collections::BTreeMap;
 
@@ -204,7 +204,7 @@ impl Peer {
         })
     }
 
-    /// Sends data. Returns false if the client has closed the connection.
+    /// Sends data. Returns whether the connection is still open.
     async fn send(&mut self, stream: u32, bytes: &[u8], end: bool) -> bool {
         let length = u32::try_from(bytes.len()).unwrap().to_be_bytes();
         let head = [&stream.to_be_bytes()[..], &[u8::from(end)], &length[1..]].concat();

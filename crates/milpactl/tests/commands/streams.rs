@@ -68,7 +68,7 @@ fn exec_passes_input_to_its_end_and_both_outputs() {
 }
 
 #[test]
-fn exit_code_of_exec_is_that_of_its_command_or_of_the_failure() {
+fn exec_exits_with_the_code_of_its_command_or_of_the_failure() {
     let daemon = Daemon::start(Behaviour::default());
     for (command, stdout, stderr, code) in [
         ("exit 5", "all of it\n", "", 5),
@@ -98,7 +98,7 @@ fn exit_code_of_exec_is_that_of_its_command_or_of_the_failure() {
 }
 
 #[test]
-fn daemon_that_dies_under_a_stream_is_named() {
+fn death_of_the_daemon_during_a_stream_is_reported() {
     for line in ["exec web-0 -- hang", "port-forward web-0 :80"] {
         let daemon = Daemon::start(Behaviour::default());
         let mut child = spawn(&daemon, line);
@@ -129,7 +129,7 @@ fn signal_ends_a_stream_also_while_its_output_is_not_read() {
     send(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     drop(stdout);
-    // The other end of its output has left.
+    // The reader of its output has closed it.
     let mut child = spawn(&daemon, "exec web-0 -- yes");
     let mut stdout = child.stdout.take().unwrap();
     stdout.read_exact(&mut [0; 1 << 12]).unwrap();
@@ -225,7 +225,7 @@ fn connect(port: u16) -> TcpStream {
 }
 
 #[test]
-fn connections_are_forwarded_beside_one_another_and_fail_alone() {
+fn connections_are_forwarded_concurrently_and_fail_alone() {
     let daemon = Daemon::start(Behaviour::default());
     let (mut child, ports) = forward(&daemon, ":80 :81 :83");
     let mut stderr = BufReader::new(child.stderr.take().unwrap());

@@ -9,7 +9,7 @@ use super::{
 
 /// Verifies O26.
 #[test]
-fn method_that_a_daemon_does_not_have_names_the_program_to_upgrade() {
+fn unknown_method_names_the_program_to_upgrade() {
     let with = |revision| {
         Daemon::start(Behaviour { lacks_methods: true, revision, ..Behaviour::default() })
     };

@@ -39,7 +39,7 @@ fn files_of_pods_are_written_all_or_none_and_removed_by_their_names() {
     assert_eq!(fs::read_to_string(&web).unwrap(), "\"web\"");
     assert_eq!(fs::metadata(&web).unwrap().mode() & 0o777, 0o600);
 
-    // The second of them exists: the first is not left.
+    // The second pod exists: the file of the first pod is removed.
     let refused = directory.put(&pods(&["new", "web"])).unwrap_err().text();
     assert!(refused.starts_with("pod default/web exists: "), "{refused}");
     assert_eq!(files(dir.path()), both);
@@ -70,7 +70,7 @@ fn link_in_the_place_of_a_file_is_not_followed() {
 
 /// Verifies O52.
 #[test]
-fn directory_is_that_of_the_kubelets_configuration() {
+fn directory_defaults_to_the_kubelets_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("config.yaml");
     let refused = |text: Option<&str>| {
