@@ -56,7 +56,7 @@ fn document_lines_fit_their_columns() {
 #[test]
 fn lists_of_reports_and_decisions_are_complete() {
     for folder in ["docs/reports", "docs/decisions"] {
-        let list = tree::text(&Path::new(folder).join("README.md"));
+        let list = tree::text(Path::new(folder).join("README.md"));
         let listed = links(&list);
         for file in tree::files(folder, ".md") {
             let name = file.file_name().unwrap().to_str().unwrap();
