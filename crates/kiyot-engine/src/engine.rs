@@ -61,7 +61,7 @@ pub use metrics::Metrics;
 pub use offers::Offers;
 pub use order::OrderSpec;
 pub use pools::Pool;
-pub use providers::{ProviderKey, ProviderSetup};
+pub use providers::{ProviderKey, ProviderSetup, ProviderState, ProviderView};
 pub use recovery::{Journal, JournalSandbox, Unusable};
 pub use room::Room;
 pub use time::Now;
@@ -245,6 +245,7 @@ impl Engine {
             self.on_timer(timer, now);
         }
         self.fill_pools(now);
+        self.release_providers();
         std::mem::take(&mut self.effects)
     }
 

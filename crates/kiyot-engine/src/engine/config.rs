@@ -5,7 +5,7 @@ use std::time::Duration;
 use kiyot_values::backoff::doubled;
 
 use crate::{
-    engine::Limits,
+    engine::{Engine, Limits},
     provider::{Owner, TagRules},
 };
 
@@ -47,5 +47,12 @@ impl EngineConfig {
     pub(super) fn pause_after(&self, failures: u32) -> Duration {
         let first = self.retry_pause;
         doubled(first, failures, MAX_RETRY_PAUSE.max(first))
+    }
+}
+
+impl Engine {
+    /// Sets the time limit of further launches and the validity of their tokens.
+    pub fn set_launch_times(&mut self, launch_timeout: Duration, token_ttl: Duration) {
+        (self.config.launch_timeout, self.config.token_ttl) = (launch_timeout, token_ttl);
     }
 }

@@ -184,6 +184,8 @@ pub enum Effect {
     Describe(InstanceId),
     /// Terminates instances of a provider that belong to no cell.
     EndStrays(ProviderKey, Vec<InstanceId>),
+    /// Lets go of a provider that was removed: it has no cell and no stray any more.
+    ReleaseProvider(ProviderKey),
     /// Answers a claim.
     AnswerClaim(ClaimNumber, Result<(), ClaimRefusal>),
     /// Answers an order.

@@ -159,6 +159,15 @@ pub enum CellError {
     /// An operator wants that no cell is launched.
     #[error("no cell is launched until the node's cells are uncordoned (milpactl uncordon)")]
     Cordoned,
+    /// A reload has removed the provider.
+    #[error(
+        "provider {0:?} was removed from the configuration, and launches no further cell; allowed: \
+         one of providers"
+    )]
+    Removed(ProviderKey),
+    /// A reload has added the provider.
+    #[error("no cell is launched by provider {0:?} until its instances are listed")]
+    NotListed(ProviderKey),
     /// The daemon is starting or stopping.
     #[error("no cell is launched while the daemon is starting or stopping")]
     Starting,

@@ -56,6 +56,16 @@ impl Evidence {
         self.foreign.as_ref()
     }
 
+    /// Returns whether instances were listed.
+    pub(super) fn has_listed(&self) -> bool {
+        self.has_listed
+    }
+
+    /// Returns whether the last listing showed instances of no cell.
+    pub(super) fn has_strays(&self) -> bool {
+        !self.sightings.is_empty()
+    }
+
     /// Returns true if containers of a pod may run in an instance of no cell, as after the loss of
     /// the journal: before the first listing, and while a stray is attached to the pod.
     pub(super) fn may_run_in_stray(&self, pod_uid: &str) -> bool {
@@ -92,7 +102,7 @@ impl Evidence {
 impl Engine {
     /// Returns an instance of another daemon, if each provider shows one of the same owner.
     pub(super) fn all_foreign(&self) -> Option<&InstanceId> {
-        let mut foreign = self.providers.iter().map(|provider| provider.evidence.foreign());
+        let mut foreign = self.providers.configured().map(|provider| provider.evidence.foreign());
         let first = foreign.next()??;
         foreign.all(|other| other.is_some()).then_some(first)
     }

@@ -15,7 +15,8 @@ impl Engine {
     /// Returns the part of the node that cells may still have, and what the pods on it request;
     /// `None` without a bound.
     pub fn free_on_node(&self) -> Option<(NodeShare, NodeShare)> {
-        let free = self.providers.iter().find_map(|provider| self.free_beside(provider, None))?;
+        let mut configured = self.providers.configured();
+        let free = configured.find_map(|provider| self.free_beside(provider, None))?;
         Some((free, self.node_pods))
     }
 

@@ -69,7 +69,7 @@ const STATES: [&str; 8] =
 impl Engine {
     /// Returns the least bound of boots of all providers.
     fn least_boots(&self) -> Option<usize> {
-        self.providers.iter().filter_map(|provider| self.most_boots(provider.key())).min()
+        self.providers.configured().filter_map(|provider| self.most_boots(provider.key())).min()
     }
 
     /// Returns the numbers of all cells and orders, by one walk over the cells.

@@ -104,7 +104,9 @@ impl Engine {
 
     fn launchable_of(&self, offers: &Offers, now: Now) -> Result<Vec<Candidate>, CellError> {
         let candidates = offers.candidates.as_ref().map_err(Clone::clone)?;
-        let provider = self.providers.get(offers.provider).ok_or(CellError::Starting)?;
+        let provider = self.providers.get(offers.provider);
+        let provider = provider.ok_or(CellError::Removed(offers.provider))?;
+        provider.check_launches()?;
         if let Some(instance) = provider.evidence.foreign() {
             return Err(CellError::Foreign(instance.clone()));
         }

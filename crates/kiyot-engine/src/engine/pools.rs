@@ -39,6 +39,8 @@ const MAX_REFILL_DELAY: Duration = Duration::from_secs(10);
 
 /// The reason of a cell whose pool is not configured any more, or smaller.
 const DRAINED: &str = "its warm pool is smaller now";
+/// The reason of a cell that no pod may take, because its provider launches no other.
+const REMOVED: &str = "its provider was removed from the configuration";
 /// The reason of a cell that no pod may take.
 const CORDONED: &str = "launches of cells were stopped by an operator";
 /// The reason of a cell that makes room for a pod.
@@ -174,7 +176,7 @@ impl Engine {
     }
 
     /// Ends cells beyond the counts of the pools: first those that boot, then the oldest. While no
-    /// pod may take one, all of them.
+    /// pod may take one, all of them, and those of providers that drain.
     pub(super) fn drain_pools(&mut self, now: Now) {
         let mut kept: BTreeMap<Arc<str>, usize> = BTreeMap::new();
         let warm = self.cells.values().filter_map(|cell| Some((cell, cell.warm_in()?)));
@@ -182,17 +184,21 @@ impl Engine {
         warm.sort_by_key(|(cell, _)| (!is_idle(cell), std::cmp::Reverse(cell.created_unix_nanos)));
         let mut ended = Vec::new();
         for (cell, pool) in warm {
-            let filling = self.pools.by_name.get(pool).filter(|_| !self.is_cordoned);
-            let most = filling.map_or(0, |filling| filling.count);
+            let filling = self.pools.by_name.get(pool);
             let kept = kept.entry(Arc::clone(pool)).or_default();
-            if *kept < most {
-                *kept += 1;
+            let reason = if self.is_cordoned {
+                CORDONED
+            } else if self.is_draining(cell) {
+                REMOVED
+            } else if filling.is_none_or(|filling| *kept >= filling.count) {
+                DRAINED
             } else {
-                ended.push(cell.id.clone());
-            }
+                *kept += 1;
+                continue;
+            };
+            ended.push((cell.id.clone(), reason));
         }
-        for cell in ended {
-            let reason = if self.is_cordoned { CORDONED } else { DRAINED };
+        for (cell, reason) in ended {
             self.apply(&cell, CellEvent::End(reason.into()), now);
         }
     }
@@ -245,6 +251,7 @@ impl Engine {
             || is_full
             || is_behind
             || !self.may_boot(filling.provider)
+            || provider.check_launches().is_err()
             || provider.evidence.foreign().is_some()
             || self.free_beside(provider, None).is_some_and(|free| !filling.share.fits(free))
         {

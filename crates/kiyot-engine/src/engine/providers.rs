@@ -3,10 +3,14 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{Evidence, cell::Cell, order::denials::Denials},
+    engine::{CellError, Evidence, cell::Cell, order::denials::Denials},
     placement::{NodeShare, Refusals},
     provider::Capabilities,
 };
+
+mod set;
+
+pub use set::{ProviderState, ProviderView};
 
 /// The name of a provider, by which offers and records name it.
 pub type ProviderKey = &'static str;
@@ -43,15 +47,51 @@ pub(super) struct Provider {
     pub(super) refusals: Refusals,
     /// The launches that were not permitted lately.
     pub(super) denials: Denials,
+    /// True if it was added while the daemon runs: it launches once its instances are listed.
+    lists_first: bool,
+    /// True once it was removed: its cells go on, and it launches no other.
+    is_draining: bool,
 }
 
-/// The providers, in the configured order.
+/// The providers, in the configured order, and after them those that drain.
 #[derive(Debug)]
 pub(super) struct Providers(Vec<Provider>);
 
 impl Provider {
+    fn new(setup: ProviderSetup) -> Self {
+        let ProviderSetup { capabilities, place, max_launches, boots, machine } = setup;
+        Self {
+            capabilities,
+            place,
+            max_launches,
+            boots,
+            machine,
+            evidence: Evidence::default(),
+            refusals: Refusals::default(),
+            denials: Denials::default(),
+            lists_first: false,
+            is_draining: false,
+        }
+    }
+
     pub(super) fn key(&self) -> ProviderKey {
         self.capabilities.provider
+    }
+
+    /// Returns whether the provider is configured.
+    pub(super) fn is_configured(&self) -> bool {
+        !self.is_draining
+    }
+
+    /// Refuses launches of a provider that drains, or was added and has not listed its instances.
+    pub(super) fn check_launches(&self) -> Result<(), CellError> {
+        if self.is_draining {
+            return Err(CellError::Removed(self.key()));
+        }
+        if self.lists_first && !self.evidence.has_listed() {
+            return Err(CellError::NotListed(self.key()));
+        }
+        Ok(())
     }
 
     /// Returns whether an instance that was launched in a place is found by this provider. The
@@ -63,24 +103,16 @@ impl Provider {
 
 impl Providers {
     pub(super) fn new(setups: Vec<ProviderSetup>) -> Self {
-        let provider = |setup| {
-            let ProviderSetup { capabilities, place, max_launches, boots, machine } = setup;
-            Provider {
-                capabilities,
-                place,
-                max_launches,
-                boots,
-                machine,
-                evidence: Evidence::default(),
-                refusals: Refusals::default(),
-                denials: Denials::default(),
-            }
-        };
-        Self(setups.into_iter().map(provider).collect())
+        Self(setups.into_iter().map(Provider::new).collect())
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Provider> {
         self.0.iter()
+    }
+
+    /// Returns the configured providers.
+    pub(super) fn configured(&self) -> impl Iterator<Item = &Provider> {
+        self.0.iter().filter(|provider| provider.is_configured())
     }
 
     pub(super) fn get(&self, key: &str) -> Option<&Provider> {

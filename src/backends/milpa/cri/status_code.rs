@@ -71,6 +71,8 @@ fn code_of_cell(error: &CellError) -> Code {
         | CellError::Blocked { .. }
         | CellError::Replaced(_)
         | CellError::PortTaken(_)
+        | CellError::Removed(_)
+        | CellError::NotListed(_)
         | CellError::Starting
         | CellError::Stopping => Code::Unavailable,
         CellError::Foreign(_) | CellError::Refused(_) => Code::FailedPrecondition,

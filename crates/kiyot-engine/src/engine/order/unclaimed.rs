@@ -85,7 +85,7 @@ impl Engine {
 
     /// Returns a pool that lacks a cell and has all offerings that the cell may be of. A cell that
     /// was attached, has failed, or was launched with parameters of its pod is for no pool, and
-    /// none is for one while no cell is launched.
+    /// none is for one while no cell is launched, or of a provider that drains.
     pub(in crate::engine) fn lacking_pool(&self, id: &CellId) -> Option<Arc<str>> {
         let cell = self.cells.get(id)?;
         let is_fresh = matches!(
@@ -97,6 +97,7 @@ impl Engine {
             || cell.end.failure.is_some()
             || cell.end.is_by_caller()
             || self.is_cordoned
+            || self.is_draining(cell)
             || !self.has_parameters_of_pools(cell)
         {
             return None;

@@ -17,6 +17,7 @@ enum Step {
     List { absent: Vec<Index>, terminated: Option<Index>, strays: bool, foreign: bool },
     Pass(u64),
     Restart,
+    Configure(bool),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -85,6 +86,7 @@ fn steps() -> impl Strategy<Value = Step> {
         }),
         3 => prop::sample::select(vec![1, 30, 120, 700, 1200]).prop_map(Step::Pass),
         1 => Just(Step::Restart),
+        1 => any::<bool>().prop_map(Step::Configure),
     ]
 }
 
@@ -132,6 +134,10 @@ struct Harness {
     waiting: BTreeSet<SandboxId>,
     /// The count of the warm pool.
     pool: usize,
+    /// False while the provider is removed.
+    is_configured: bool,
+    /// False once the engine has released the provider.
+    is_held: bool,
 }
 
 impl Harness {
@@ -149,6 +155,8 @@ impl Harness {
             fails_commits: false,
             waiting: BTreeSet::new(),
             pool: 0,
+            is_configured: true,
+            is_held: true,
         }
     }
 
@@ -206,8 +214,18 @@ impl Harness {
                 self.pass(until);
             }
             Step::Restart => self.restart(),
+            Step::Configure(is_configured) => self.configure(*is_configured),
         }
         self.now.unix = NOON + self.now.boot;
+    }
+
+    /// Adds the provider, or removes it.
+    fn configure(&mut self, is_configured: bool) {
+        self.is_configured = is_configured;
+        self.is_held |= is_configured;
+        let providers = if is_configured { only(self.capabilities) } else { Vec::new() };
+        let effects = self.engine.set_providers(providers, self.now);
+        self.perform(effects);
     }
 
     fn pass(&mut self, until: Duration) {
@@ -337,6 +355,7 @@ impl Harness {
         let seams = Box::new(Counting(self.restarts << 32));
         let (engine, changes, unusable) =
             Engine::recover(config(), only(self.capabilities), seams, journal, self.now);
+        (self.is_configured, self.is_held) = (true, true);
         assert_eq!(unusable, []);
         self.engine = engine;
         self.sightings = 0;
@@ -399,6 +418,12 @@ impl Harness {
                         assert!(!bound.any(|model| model.instance.as_ref() == Some(&stray)));
                     }
                 }
+                (None, Effect::ReleaseProvider(_)) => {
+                    assert!(self.is_held && !self.is_configured, "it is released once");
+                    self.is_held = false;
+                    let mut bound = self.models.values().filter(|model| model.may_run);
+                    assert!(bound.next().is_none(), "a cell of the provider runs");
+                }
                 (None, _) => {}
             }
         }
@@ -418,6 +443,7 @@ impl Harness {
                 assert_eq!(recorded.token, launch.token);
                 assert_eq!(Launch::from_stored(id, recorded).as_ref(), Some(launch.as_ref()));
                 if !self.models.contains_key(id) {
+                    assert!(self.is_configured, "a removed provider launches {id}");
                     self.assert_no_other_runs(id, &record.pod_uid);
                     let model = Model { pod: record.pod_uid.clone(), ..Model::default() };
                     self.models.insert(id.clone(), model);

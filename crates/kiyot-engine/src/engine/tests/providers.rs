@@ -14,6 +14,8 @@ use crate::{
     request::CellRequest,
 };
 
+mod set;
+
 pub(super) const NODE: ProviderKey = "node";
 pub(super) const AWAY: ProviderKey = "away";
 const PLACE_AWAY: &str = "region us-east-1";
@@ -38,7 +40,12 @@ pub(super) fn with(node: ProviderSetup) -> Engine {
     engine
 }
 
-fn shown(engine: &mut Engine, provider: ProviderKey, at: u64, instances: &[Instance]) -> Effects {
+pub(super) fn shown(
+    engine: &mut Engine,
+    provider: ProviderKey,
+    at: u64,
+    instances: &[Instance],
+) -> Effects {
     let now = super::at(at);
     engine.handle(Event::Listed { provider, began: now.boot, instances: instances.to_vec() }, now)
 }
@@ -71,7 +78,7 @@ pub(super) fn launched_by(engine: &Engine, effects: &Effects) -> Vec<(ProviderKe
         .collect()
 }
 
-fn launch(engine: &mut Engine, spec: OrderSpec, seconds: u64) -> (CellId, ProviderKey) {
+pub(super) fn launch(engine: &mut Engine, spec: OrderSpec, seconds: u64) -> (CellId, ProviderKey) {
     let (_, effects) = engine.order(spec, at(seconds));
     let cell = launches(&effects).remove(0);
     let provider = engine.provider_of(&cell).unwrap();
