@@ -212,7 +212,10 @@ async fn serve(
             _ = clock_checks.tick() => clock.check(),
             _ = hangup.recv() => {
                 systemd::reloading();
-                app.reload(path, &mut config);
+                tokio::select! {
+                    () = app.reload(path, &mut config) => {}
+                    never = &mut watchdog_feed => match never {},
+                }
                 systemd::ready();
             }
             never = &mut watchdog_feed => match never {},

@@ -2,15 +2,15 @@
 
 use std::{path::Path, sync::Arc};
 
-use kiyot_config::{self as config, BackendConfig, Config, Diff};
+use kiyot_config::{self as config, BackendConfig, Config, Diff, MilpaBackend};
 
 use super::App;
-use crate::backends::Backend;
+use crate::backends::{Backend, milpa::Milpa};
 
 impl App {
     /// Reads the file, and applies what needs no restart. Nothing changes if the file has a
-    /// problem, or a rule names a backend that does not run.
-    pub(super) fn reload(&self, path: &Path, running: &mut Config) {
+    /// problem, a rule names a backend that does not run, or a provider can't be started.
+    pub(super) async fn reload(&self, path: &Path, running: &mut Config) {
         let file = path.display().to_string();
         let new = match config::load(path) {
             Ok(new) => new,
@@ -18,6 +18,13 @@ impl App {
                 return tracing::error!(%problems, "configuration reload failed, nothing changed");
             }
         };
+        for milpa in &self.milpas {
+            if let Some(BackendConfig::Milpa(config)) =
+                running.backends.get_mut(milpa.name().as_str())
+            {
+                config.draining = milpa.draining();
+            }
+        }
         let reloaded = match running.reloaded(&new, &file) {
             Ok(reloaded) => reloaded,
             Err(problems) => {
@@ -25,14 +32,21 @@ impl App {
             }
         };
         let diff = Diff::between(running, &new);
-        for milpa in &self.milpas {
-            if let Some(BackendConfig::Milpa(config)) = reloaded.backends.get(milpa.name().as_str())
-            {
-                milpa.set_limits(config);
-                milpa.set_warm(config);
-                milpa.set_healthy_timeout(config.healthy_limit());
-                milpa.set_policy(config.policy);
+        // The only step that may fail: there is one backend of cells.
+        for (milpa, before, config) in self.milpas_of(running, &reloaded) {
+            if let Err(error) = milpa.set_providers(before, config).await {
+                return tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "configuration reload failed, nothing changed"
+                );
             }
+        }
+        for (milpa, _, config) in self.milpas_of(running, &reloaded) {
+            milpa.set_limits(config);
+            milpa.set_launch_times(config);
+            milpa.set_warm(config);
+            milpa.set_healthy_timeout(config.healthy_limit());
+            milpa.set_policy(config.policy);
         }
         self.front.settings.replace(&reloaded.server, reloaded.routing.clone());
         *running = reloaded;
@@ -49,5 +63,22 @@ impl App {
             need_a_restart = diff.restart.len(),
             "configuration reloaded"
         );
+    }
+
+    /// Returns the backends of cells with their configurations before and after a reload.
+    fn milpas_of<'c>(
+        &'c self,
+        before: &'c Config,
+        after: &'c Config,
+    ) -> impl Iterator<Item = (&'c Milpa, &'c MilpaBackend, &'c MilpaBackend)> {
+        self.milpas.iter().filter_map(|milpa| {
+            let name = milpa.name().as_str();
+            match (before.backends.get(name), after.backends.get(name)) {
+                (Some(BackendConfig::Milpa(before)), Some(BackendConfig::Milpa(after))) => {
+                    Some((&**milpa, &**before, &**after))
+                }
+                _ => None,
+            }
+        })
     }
 }

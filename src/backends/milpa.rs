@@ -2,10 +2,8 @@
 
 use std::{
     io,
-    num::NonZero,
     path::{Path, PathBuf},
     sync::Arc,
-    thread::available_parallelism,
     time::{Duration, Instant},
 };
 
@@ -14,16 +12,15 @@ use bytes::Bytes;
 use futures::future::join_all;
 use futures::stream::BoxStream;
 use kiyot_config::{MilpaBackend, Policy, ProviderKind};
-use kiyot_ec2::provider as ec2;
 use kiyot_engine::{
     StoreError, engine,
     id::PREFIX,
     placement,
-    provider::{Owner, Provider, TagRules},
+    provider::{Owner, Provider, ProviderError, TagRules},
     request::{Architecture, RuleProviders},
 };
 use kiyot_link::clock::Clock;
-use kiyot_local::{self as local, PauseImage, netns, qemu};
+use kiyot_local::{self as local, PauseImage, netns};
 use prost::Message;
 use tokio::task::spawn_blocking;
 use tokio_util::task::AbortOnDropHandle;
@@ -49,6 +46,7 @@ pub mod logs;
 mod mailbox;
 mod pods;
 pub mod policy;
+mod provider_parts;
 pub mod providers;
 pub mod resolver;
 pub mod send_rate;
@@ -58,7 +56,7 @@ mod sync;
 mod tasks;
 pub mod volumes;
 
-use cells::{Cells, CellsConfig, Configured};
+use cells::{Cells, CellsConfig};
 use cri::{CriService, Parts};
 use former_pods::FormerPods;
 use gateway::ca::{Ca, CaError};
@@ -67,6 +65,7 @@ use images::{Images, NodeImages, Registries};
 use inventory::Inventory;
 use logs::Logs;
 use policy::Rules;
+use provider_parts::{ProviderParts, configured};
 use send_rate::SendRate;
 use store::Store;
 use streaming::Streaming;
@@ -91,29 +90,20 @@ pub enum StartError {
     /// The gateway of its cells failed.
     #[error("the gateway of backend {0}")]
     Gateway(BackendName, #[source] GatewayError),
-    /// The program was built without the provider `ec2`.
+    /// The program was built without a provider.
     #[error(
-        "the provider of backend {0}: this program was built without \"ec2\" (cargo build \
-         --features ec2)"
+        "the provider of backend {0}: this program was built without {1:?} (cargo build --features \
+         {1})"
     )]
-    NoEc2(BackendName),
+    NotBuilt(BackendName, &'static str),
+    /// A provider that a reload adds can't make cells.
+    #[error("provider {1:?} of backend {0} can't make cells")]
+    Unusable(BackendName, &'static str, #[source] ProviderError),
 }
 
 /// Returns the name of the node in Kubernetes, unless the kubelet is told another.
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().to_lowercase()
-}
-
-/// Logs what keeps a provider from making cells. It may be repaired later, and pods on the node
-/// don't need it, so that the start of the backend does not wait.
-async fn check(name: BackendName, provider: Arc<dyn Provider>) {
-    if let Err(error) = provider.check().await {
-        tracing::error!(
-            backend = %name,
-            error = &error as &dyn std::error::Error,
-            "provider can't make cells, pods on the node are not affected"
-        );
-    }
 }
 
 /// Opens the program that cells on other machines download. Cells of other images and pods on the
@@ -159,22 +149,6 @@ async fn real_path(name: &BackendName, state_dir: &Path) -> PathBuf {
     })
 }
 
-/// Returns a provider with the rules and the bounds of its cells on this node.
-fn configured(
-    config: &MilpaBackend,
-    kind: ProviderKind,
-    provider: Arc<dyn Provider>,
-) -> Configured {
-    // Unknown only under a seccomp filter that hides the CPU affinity.
-    let processors = available_parallelism().map_or(1, NonZero::get);
-    Configured {
-        rules: placement::Rules::of(config, kind),
-        boots: provider.capabilities().default_boots(processors),
-        machine: local::machine_for_cells(config, kind, processors),
-        provider,
-    }
-}
-
 /// The backend of pods in cells.
 #[derive(Debug)]
 pub struct Milpa {
@@ -186,6 +160,7 @@ pub struct Milpa {
     gateway: Gateway,
     store: Store,
     metrics: Vec<Arc<dyn Source>>,
+    provider_parts: ProviderParts,
     _checking: AbortOnDropHandle<()>,
     _following: AbortOnDropHandle<()>,
     _ending: AbortOnDropHandle<()>,
@@ -201,8 +176,6 @@ impl Milpa {
     ) -> Result<Arc<Self>, StartError> {
         let of_store = |error| StartError::Store(name.clone(), error);
         let store = Store::open(&config.state_dir).await.map_err(of_store)?;
-        let at_real_path =
-            MilpaBackend { state_dir: real_path(name, &config.state_dir).await, ..config.clone() };
         // The configured path has room for it in the address of a socket.
         let socket = config.state_dir.join("gateway.sock");
         let ca = Ca::load_or_make(&store)
@@ -231,36 +204,29 @@ impl Milpa {
         };
         let api_calls = Arc::new(ApiCalls::of_ec2());
         let agent = agent_program(name, config).await;
+        let architecture = agent.as_ref().and_then(AgentProgram::architecture);
+        let provider_parts = ProviderParts {
+            state_dir: real_path(name, &config.state_dir).await,
+            socket: socket.clone(),
+            registries: Arc::clone(&registries),
+            pause_image,
+            owner: owner.clone(),
+            api_calls: Arc::clone(&api_calls),
+            agent: architecture.and_then(Architecture::named),
+        };
         let mut providers = Vec::new();
         for kind in &config.providers {
-            let (registries, pause_image) = (Arc::clone(&registries), Arc::clone(&pause_image));
-            let provider: Arc<dyn Provider> = match kind {
-                ProviderKind::Netns => {
-                    Arc::new(netns::Netns::new(&at_real_path, registries as _, pause_image))
+            match provider_parts.make(config, *kind).await {
+                Some(provider) => providers.push(configured(config, *kind, provider)),
+                None if config.providers.len() == 1 => {
+                    return Err(StartError::NotBuilt(name.clone(), kind.name()));
                 }
-                ProviderKind::Qemu => {
-                    let qemu = qemu::Qemu::new(&at_real_path, pause_image);
-                    Arc::new(qemu.with_gateway(socket.clone()).with_node(registries as _))
-                }
-                ProviderKind::Ec2 => {
-                    let Some(api) = kiyot_ec2::api(&config.ec2).await else {
-                        if config.providers.len() == 1 {
-                            return Err(StartError::NoEc2(name.clone()));
-                        }
-                        tracing::error!(
-                            backend = %name,
-                            "provider \"ec2\" has no cells, this program was built without it"
-                        );
-                        continue;
-                    };
-                    let api = ec2::PacedApi::new(api, Arc::clone(&api_calls) as _);
-                    let agent = agent.as_ref().and_then(AgentProgram::architecture);
-                    let agent = agent.and_then(Architecture::named);
-                    let ec2 = ec2::Ec2::new(config, owner.clone(), api, pause_image);
-                    Arc::new(ec2.with_agent_for(agent))
-                }
-            };
-            providers.push(configured(config, *kind, provider));
+                None => tracing::error!(
+                    backend = %name,
+                    provider = kind.name(),
+                    "provider has no cells, this program was built without it"
+                ),
+            }
         }
         let rules = Rules::of(config);
         for unmet in rules.iter().flat_map(Rules::unmet).chain(config.gateway.warning()) {
@@ -269,9 +235,9 @@ impl Milpa {
         let all: Vec<_> = providers.iter().map(|it| Arc::clone(&it.provider)).collect();
         let checked = name.clone();
         let checking = AbortOnDropHandle::new(tokio::spawn(async move {
-            join_all(all.into_iter().map(|provider| check(checked.clone(), provider))).await;
+            let all = all.into_iter();
+            join_all(all.map(|provider| provider_parts::check(checked.clone(), provider))).await;
         }));
-        let sees_node_files = rules.iter().any(|rules| rules.capabilities.sees_node_files);
         let cells_config = CellsConfig {
             limits: engine::Limits::of(config),
             launch_timeout: config.launch_timeout,
@@ -316,8 +282,8 @@ impl Milpa {
             config.image_pull_progress_timeout,
             registries,
             config.image_source,
-            config.has_remote_cells().then_some(send_rate),
-            sees_node_files.then_some(&*config.state_dir),
+            Some(send_rate),
+            Some(&*config.state_dir),
         );
         let volumes = Volumes::new(vec![config.kubelet_dir.clone()], config.policy.host_path);
         let logs = Logs::new();
@@ -351,13 +317,12 @@ impl Milpa {
             store: store.clone(),
             cri: Arc::clone(&cri),
             cells: Arc::clone(&cells),
-            dir: at_real_path.state_dir.join("standalone"),
+            dir: provider_parts.state_dir.join("standalone"),
         };
         let ending = AbortOnDropHandle::new(tokio::spawn(former.end()));
         let inventory = Inventory::new(
             name.clone(),
             node_name,
-            &config.providers,
             Arc::clone(&cells),
             Arc::clone(&cri),
             store.clone(),
@@ -371,6 +336,7 @@ impl Milpa {
             gateway,
             store,
             metrics,
+            provider_parts,
             _checking: checking,
             _following: following,
             _ending: ending,
@@ -428,6 +394,61 @@ impl Milpa {
             netns::check_limits(config.max_cells);
         }
         self.cells.set_limits(engine::Limits::of(config));
+    }
+
+    /// Returns the providers that a reload has removed and that have cells.
+    pub fn draining(&self) -> Vec<ProviderKind> {
+        let views = self.cells.providers().into_iter();
+        let draining = views.filter(|view| view.state == engine::ProviderState::Draining);
+        draining.filter_map(|view| ProviderKind::named(&view.key)).collect()
+    }
+
+    /// Configures the providers of a reload, and starts those that don't run. After an error
+    /// nothing has changed.
+    pub async fn set_providers(
+        &self,
+        before: &MilpaBackend,
+        config: &MilpaBackend,
+    ) -> Result<(), StartError> {
+        if before.providers == config.providers {
+            return Ok(());
+        }
+        let mut providers = Vec::new();
+        for kind in &config.providers {
+            let provider = match self.cells.provider(kind.name()) {
+                Some(running) => running,
+                // This program was built without it, as the start has logged.
+                None if before.has(*kind) => continue,
+                None => self.added(config, *kind).await?,
+            };
+            providers.push(configured(config, *kind, provider));
+        }
+        if let (true, Some(kind)) = (providers.is_empty(), config.providers.first()) {
+            return Err(StartError::NotBuilt(self.name.clone(), kind.name()));
+        }
+        self.cells.set_providers(providers);
+        for provider in self.cells.providers() {
+            let (key, state, cells) = (&*provider.key, provider.state.name(), provider.cells);
+            tracing::info!(backend = %self.name, provider = key, state, cells, "provider set");
+        }
+        Ok(())
+    }
+
+    async fn added(
+        &self,
+        config: &MilpaBackend,
+        kind: ProviderKind,
+    ) -> Result<Arc<dyn Provider>, StartError> {
+        let not_built = || StartError::NotBuilt(self.name.clone(), kind.name());
+        let provider = self.provider_parts.make(config, kind).await.ok_or_else(not_built)?;
+        let checked = provider_parts::check_added(&self.name, &*provider).await;
+        checked.map_err(|error| StartError::Unusable(self.name.clone(), kind.name(), error))?;
+        Ok(provider)
+    }
+
+    /// Sets the time limit of further launches and the validity of their tokens.
+    pub fn set_launch_times(&self, config: &MilpaBackend) {
+        self.cells.set_launch_times(config.launch_timeout, config.token_ttl);
     }
 
     /// Sets the warm pools. Cells of other pools end.

@@ -139,6 +139,18 @@ pub const POOL_CELLS_WANTED: Definition = Definition {
     help: "Cells that all warm pools should have",
     labels: &[],
 };
+/// Cells by provider.
+pub const PROVIDER_CELLS: Definition = Definition {
+    name: "kiyot_provider_cells",
+    kind: Kind::Gauge,
+    unit: None,
+    help: "Cells of a provider whose end is not proven, 0 included; a provider that was removed \
+           from the configuration drains until its last cell has ended",
+    labels: &[
+        Label { name: "provider", values: "`netns`, `qemu`, `ec2`" },
+        Label { name: "state", values: "`configured`, `draining`, `not configured`" },
+    ],
+};
 /// Pods without a cell.
 pub const ORDERS_WAITING: Definition = Definition {
     name: "kiyot_orders_waiting",
@@ -360,6 +372,7 @@ pub const ALL: &[&Definition] = &[
     &CRI_CALL_DURATION,
     &CRI_CALLS_OPEN,
     &CELLS,
+    &PROVIDER_CELLS,
     &CELLS_LIMIT,
     &CORDONED,
     &LAUNCHES,

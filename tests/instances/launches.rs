@@ -61,10 +61,15 @@ async fn launch_goes_where_capacity_is() {
 
 /// Returns the JSON of a pod that milpactl prints.
 fn pod_object(kiyot: &Kiyot<'_>, name: &str) -> Value {
+    object(kiyot, &["get", "pod", name])
+}
+
+/// Returns the JSON that a verb of milpactl prints.
+pub(super) fn object(kiyot: &Kiyot<'_>, verb: &[&str]) -> Value {
     let program = Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("milpactl");
     let (program, socket) =
         (program.to_str().unwrap(), kiyot.socket().with_file_name("admin.sock"));
-    let line = ["--socket", socket.to_str().unwrap(), "get", "pod", name, "-ojson"];
+    let line = [&["--socket", socket.to_str().unwrap()], verb, &["-ojson"]].concat();
     serde_json::from_str(&output(program, &line).unwrap()).unwrap()
 }
 

@@ -18,6 +18,7 @@ mod name_server;
 mod names;
 mod network;
 mod outages;
+mod provider_set;
 mod providers;
 mod pulls;
 mod refusals;

@@ -15,7 +15,7 @@ use super::{LOCAL_LIMIT, WAIT, World, pod, run};
 const NODE_MIB: u64 = 1000;
 
 /// Returns the options of a daemon whose cells are on the node while that has room.
-fn options(world: &World) -> KiyotOptions {
+pub(super) fn options(world: &World) -> KiyotOptions {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
     let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
     let kib: u64 = total.trim().trim_end_matches("kB").trim().parse().unwrap();
@@ -30,7 +30,7 @@ async fn start(kubelet: &mut Kubelet, name: &str) -> RunningPod {
 }
 
 /// Returns the number of cells on the node, and of instances of the cloud that have not ended.
-fn cells(world: &World, kiyot: &Kiyot<'_>) -> (usize, usize) {
+pub(super) fn cells(world: &World, kiyot: &Kiyot<'_>) -> (usize, usize) {
     (kiyot.cells().len(), world.running().len())
 }
 
@@ -138,7 +138,7 @@ async fn rule_chooses_the_provider_until_a_reload() {
     let both = "pod.elotl.co/provider asks for \"netns\", and the routing rule \"batch\" allows \
                 \"ec2\"";
     assert!(refused.message().contains(both), "{refused}");
-    // A provider that does not run leaves the old rules.
+    // A provider that is not configured leaves the old rules.
     kiyot.reload(RULE, "providers = [\"qemu\"]").await;
     assert!(kiyot.log().contains("is no provider of backend \"milpa\""), "{}", kiyot.log());
     let second = kubelet.run_pod(&batch("second")).await.unwrap();

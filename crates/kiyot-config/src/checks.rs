@@ -65,22 +65,7 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
     for (name, backend) in &config.backends {
         if let BackendConfig::Milpa(milpa) = backend {
             check_warm(name, milpa, report);
-            let at = format!("backends.{name}.gateway");
-            milpa.gateway.check(&at, milpa.has_remote_cells(), report);
-            if milpa.has_remote_cells() && milpa.cluster.is_none() {
-                let rule = "is missing; the provider's instances are found by their owner, which \
-                            is this name and the node's: a name such as \"production\"";
-                report.add(Problem::new(format!("backends.{name}.cluster"), rule));
-            }
-            if config.kubernetes.derives_capacity() && !milpa.has_remote_cells() {
-                let rule = "is of cells on other machines; allowed with such a provider (\"ec2\"), \
-                            else figures of the node";
-                report.add(Problem::new("kubernetes.capacity.derived", rule));
-            }
-            if milpa.has(ProviderKind::Ec2) {
-                let knows_node = milpa.gateway.node_address().is_some();
-                milpa.ec2.check(&format!("backends.{name}.ec2"), knows_node, report);
-            }
+            check_providers(config, name, milpa, report);
         }
     }
     let milpas: Vec<_> = config
@@ -94,6 +79,26 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
             "backends",
             format!("has several of type \"milpa\" ({}); allowed: one", milpas.join(", ")),
         ));
+    }
+}
+
+/// Reports keys that the providers of a backend need and that are absent.
+pub(super) fn check_providers(config: &Config, name: &str, milpa: &MilpaBackend, report: &Report) {
+    let at = format!("backends.{name}.gateway");
+    milpa.gateway.check(&at, milpa.has_remote_cells(), report);
+    if milpa.has_remote_cells() && milpa.cluster.is_none() {
+        let rule = "is missing; the provider's instances are found by their owner, which is this \
+                    name and the node's: a name such as \"production\"";
+        report.add(Problem::new(format!("backends.{name}.cluster"), rule));
+    }
+    if config.kubernetes.derives_capacity() && !milpa.has_remote_cells() {
+        let rule = "is of cells on other machines; allowed with such a provider (\"ec2\"), else \
+                    figures of the node";
+        report.add(Problem::new("kubernetes.capacity.derived", rule));
+    }
+    if milpa.has(ProviderKind::Ec2) {
+        let knows_node = milpa.gateway.node_address().is_some();
+        milpa.ec2.check(&format!("backends.{name}.ec2"), knows_node, report);
     }
 }
 

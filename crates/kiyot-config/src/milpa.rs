@@ -49,6 +49,8 @@ pub struct MilpaBackend {
     pub state_dir: PathBuf,
     /// Providers of cells, in the order in which equal offerings are preferred. Not empty.
     pub providers: Vec<ProviderKind>,
+    /// Providers that a reload has removed and that have cells. The daemon sets it, and no file.
+    pub draining: Vec<ProviderKind>,
     /// Name of the cluster, for the tags of instances.
     pub cluster: Option<String>,
     /// Name of the node, for the tags of instances; by default the host name.
@@ -121,6 +123,11 @@ impl ProviderKind {
             Self::Qemu => "qemu",
             Self::Ec2 => "ec2",
         }
+    }
+
+    /// Returns the provider of a name.
+    pub fn named(name: &str) -> Option<Self> {
+        PROVIDERS.iter().find(|(known, _)| *known == name).map(|(_, provider)| *provider)
     }
 
     /// Returns whether its cells are on other machines than the daemon.
@@ -230,6 +237,7 @@ impl Default for MilpaBackend {
         Self {
             state_dir: STATE_DIR.into(),
             providers: vec![ProviderKind::Netns],
+            draining: Vec::new(),
             cluster: None,
             node: None,
             max_cells: MAX_CELLS,

@@ -22,7 +22,7 @@ use kiyot_engine::{
     placement::{
         self, AllRefused, Candidate, CellResources, Choice, Defaults, Needs, NoFit, Requested,
     },
-    provider::{Attached, Capabilities, HostPort, MAX_HOST_PORTS, Owner, ProviderError},
+    provider::{Attached, Capabilities, HostPort, MAX_HOST_PORTS, Owner, Provider, ProviderError},
     request::CellRequest,
 };
 use kiyot_link::bootstrap::Bootstrap;
@@ -65,8 +65,8 @@ pub use config::CellsConfig;
 pub(crate) use history::{Occurrence, Subject};
 pub use links::Links;
 pub(crate) use operator::ProviderCatalogue;
+use providers::CellSource;
 pub use providers::Configured;
-use providers::{CellSource, CellSources};
 use shared::{Shared, now};
 
 /// A running cell. Cheap to clone.
@@ -213,8 +213,7 @@ impl Cells {
         }
         let defaults = providers.first().map(|first| first.rules.defaults).unwrap_or_default();
         let defaults = Defaults { overhead_mib: 0, ..defaults };
-        let sources = CellSources::new(providers);
-        let shared = Arc::new(Shared::new(store, sources, links, engine));
+        let shared = Arc::new(Shared::new(store, providers, links, engine));
         shared.commit(&changes).await?;
         let warm = watch::Sender::new(config.warm);
         Ok(Arc::new(Self { shared, defaults, warm }))
@@ -234,6 +233,11 @@ impl Cells {
     /// `None` is no limit.
     pub fn set_healthy_timeout(&self, limit: Option<Duration>) {
         self.shared.with_core(|core, now| ((), core.engine.set_healthy_timeout(limit, now)));
+    }
+
+    /// Sets the time limit of further launches and the validity of their tokens.
+    pub(super) fn set_launch_times(&self, launch_timeout: Duration, token_ttl: Duration) {
+        self.shared.core().engine.set_launch_times(launch_timeout, token_ttl);
     }
 
     /// Sets the warm pools. Cells of other pools end.
@@ -257,26 +261,59 @@ impl Cells {
             for cell in cells {
                 shared.ensure_link(core, &cell);
             }
-            for source in shared.sources.iter() {
+            for source in shared.sources.all() {
                 source.provider.adopt(core.engine.held(source.key()));
             }
             ((), core.engine.start(now))
         });
-        for source in shared.sources.iter() {
-            shared.tasks.spawn(restoration::run(Arc::clone(shared), Arc::clone(source)));
-            shared.tasks.spawn(listing::run(Arc::clone(shared), Arc::clone(source)));
+        for source in shared.sources.all() {
+            self.run(source);
         }
         shared.tasks.spawn(Arc::clone(shared).run_timers());
         let warm = self.warm.subscribe();
         shared.tasks.spawn(warm::run(Arc::clone(shared), warm));
     }
 
+    /// Starts the tasks of a provider.
+    fn run(&self, source: Arc<CellSource>) {
+        self.shared.tasks.spawn(restoration::run(Arc::clone(&source)));
+        self.shared.tasks.spawn(listing::run(Arc::clone(&self.shared), source));
+    }
+
+    /// Configures providers, in the order in which equal offerings are preferred. One that was
+    /// added launches once its instances are listed; the others drain until their last cell has
+    /// ended.
+    pub(super) fn set_providers(&self, providers: Vec<Configured>) {
+        let shared = &self.shared;
+        let setups = providers.iter().map(Configured::setup).collect();
+        let added = shared.with_core(|core, now| {
+            // Under the same lock, so that each effect finds its provider.
+            let added = shared.sources.set(providers);
+            let effects = core.engine.set_providers(setups, now);
+            for source in &added {
+                source.provider.adopt(core.engine.held(source.key()));
+            }
+            (added, effects)
+        });
+        for source in added {
+            self.run(source);
+        }
+        // Pools without a provider are of the first, and those of a new one are filled.
+        self.warm.send_modify(|_| {});
+    }
+
+    /// Returns a provider that is configured or drains.
+    pub(super) fn provider(&self, key: &str) -> Option<Arc<dyn Provider>> {
+        self.shared.sources.get(key).map(|source| Arc::clone(&source.provider))
+    }
+
     /// Makes the absent cgroups of running pods, by their `cgroup_parent`, if their cells outlive a
     /// reboot of the node.
     pub(super) async fn restore_cgroups(&self, parents: &[String]) {
         if !parents.is_empty() {
-            let all = self.shared.sources.iter();
-            join_all(all.map(|source| restoration::cgroups(&*source.provider, parents))).await;
+            let all = self.shared.sources.all();
+            let all = all.iter().map(|source| restoration::cgroups(&*source.provider, parents));
+            join_all(all).await;
         }
     }
 
@@ -362,9 +399,9 @@ impl Cells {
     /// Returns what the providers offer a pod. Once one has offerings, the others are waited for a
     /// short time only.
     async fn offers(&self, wanted: &Wanted) -> Vec<Offers> {
-        let all = self.shared.sources.iter();
+        let all = self.shared.sources.configured();
         let mut pending: FuturesUnordered<_> =
-            all.map(|source| self.offers_of(source, wanted)).collect();
+            all.iter().map(|source| self.offers_of(source, wanted)).collect();
         let mut known = BTreeMap::new();
         let grace = sleep(OFFERS_GRACE);
         tokio::pin!(grace);
@@ -385,7 +422,7 @@ impl Cells {
             let error = ProviderError::too_slow("read its offerings", OFFERS_GRACE);
             Offers::none(provider, CellError::Provider(error))
         };
-        let all = self.shared.sources.iter().map(|source| source.key());
+        let all = all.iter().map(|source| source.key());
         all.map(|key| known.remove(key).unwrap_or_else(|| late(key))).collect()
     }
 
@@ -452,7 +489,7 @@ impl Cells {
         let core = self.shared.core();
         let link = core.links.get(id)?.clone();
         // A cell of a provider that is not configured has the restrictions of the first.
-        let source = self.shared.source_of(&core, id).or_else(|| self.shared.sources.iter().next());
+        let source = self.shared.source_of(&core, id).or_else(|| self.shared.sources.first());
         Some(Cell { id: id.clone(), link, capabilities: source?.capabilities })
     }
 
@@ -476,7 +513,7 @@ impl Cells {
     /// or are those of the node.
     pub(super) async fn resources(&self, id: &CellId) -> Option<CellResources> {
         let offering = self.account(id)?.offering?.offering;
-        let source = Arc::clone(self.shared.source_of(&self.shared.core(), id)?);
+        let source = self.shared.source_of(&self.shared.core(), id)?;
         let catalogue = source.catalogue().await.ok()?;
         let machine = catalogue.machine(&offering.instance_type)?;
         let memory_mib = machine.usable_mib().saturating_sub(source.rules.defaults.overhead_mib);
@@ -484,9 +521,9 @@ impl Cells {
         Some(CellResources { milli_cpus: machine.milli_cpus, memory })
     }
 
-    /// Returns the capabilities of the providers, in the configured order.
-    pub(super) fn capabilities(&self) -> impl Iterator<Item = Capabilities> {
-        self.shared.sources.iter().map(|source| source.capabilities)
+    /// Returns the capabilities of the configured providers, in order.
+    pub(super) fn capabilities(&self) -> impl Iterator<Item = Capabilities> + use<> {
+        self.shared.sources.configured().into_iter().map(|source| source.capabilities)
     }
 
     /// Takes a step of the start of a cell's pod; a repeated step is ignored.

@@ -5,15 +5,15 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use kiyot_config::{BackendConfig, ProviderKind};
+use kiyot_config::BackendConfig;
 use kiyot_engine::{
     StoreError,
-    engine::{Limits, OrderView, Room},
+    engine::{Limits, OrderView, ProviderState, ProviderView, Room},
     id::CellId,
     placement::Most,
     provider::ProviderError,
 };
-use kiyot_proto::admin;
+use kiyot_proto::{admin, text::counted};
 
 use super::{cells::Cells, cri::CriService, pods::Pods, store::Store};
 use crate::backends::BackendName;
@@ -41,8 +41,6 @@ use key::PodItem;
 pub struct Inventory {
     backend: BackendName,
     node: String,
-    /// The names of the providers.
-    provider: String,
     cells: Arc<Cells>,
     pods: Arc<Pods>,
     cri: Arc<CriService>,
@@ -54,15 +52,12 @@ impl Inventory {
     pub(super) fn new(
         backend: BackendName,
         node: String,
-        providers: &[ProviderKind],
         cells: Arc<Cells>,
         cri: Arc<CriService>,
         store: Store,
     ) -> Self {
         let pods = Arc::clone(cri.pods());
-        let names = providers.iter().map(|provider| provider.name());
-        let provider = names.collect::<Vec<_>>().join(", ");
-        Self { backend, node, provider, cells, pods, cri, store }
+        Self { backend, node, cells, pods, cri, store }
     }
 
     /// Returns the name of the node.
@@ -135,7 +130,7 @@ impl Inventory {
         admin::Backend {
             name: self.backend.to_string(),
             r#type: "milpa".to_owned(),
-            provider: self.provider.clone(),
+            provider: self.providers(),
             socket: String::new(),
             cells: u32::try_from(numbers.cells.values().sum::<u64>()).unwrap_or(u32::MAX),
             max_cells: number(numbers.limits.max_cells),
@@ -145,6 +140,15 @@ impl Inventory {
             cordoned: numbers.is_cordoned,
             is_node_backend: false,
         }
+    }
+
+    /// Returns the names of the providers, with the state of those that are not configured.
+    fn providers(&self) -> String {
+        let name = |ProviderView { key, state, cells }| match state {
+            ProviderState::Configured => String::from(&*key),
+            _ => format!("{key} ({}, {})", state.name(), counted(cells, "cell", "cells")),
+        };
+        self.cells.providers().into_iter().map(name).collect::<Vec<_>>().join(", ")
     }
 
     /// Returns the summary of a container runtime; `None` for other backends.

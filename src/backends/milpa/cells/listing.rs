@@ -65,7 +65,7 @@ impl Schedule {
 }
 
 /// Lists a provider's instances at each period, at once when a link breaks, and soon after a
-/// termination, until the daemon stops.
+/// termination, until the provider is released.
 pub(super) async fn run(shared: Arc<Shared>, source: Arc<CellSource>) {
     let capabilities = source.capabilities;
     let min_pause = if capabilities.remote { MIN_PAUSE } else { MIN_PAUSE_ON_NODE };
@@ -73,13 +73,13 @@ pub(super) async fn run(shared: Arc<Shared>, source: Arc<CellSource>) {
     loop {
         let began = Instant::now();
         tokio::select! {
-            () = shared.stop.cancelled() => return,
+            () = source.stop.cancelled() => return,
             () = list(&shared, &source) => {}
         }
         let mut due = Instant::now() + schedule.pause();
         loop {
             tokio::select! {
-                () = shared.stop.cancelled() => return,
+                () = source.stop.cancelled() => return,
                 () = source.list_now.notified() => {
                     // An instance that ends by itself takes its time, except on this node.
                     if !capabilities.awaits_ends() {

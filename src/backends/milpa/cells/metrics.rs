@@ -7,8 +7,8 @@ use kiyot_engine::engine::Metrics;
 use super::shared::{Shared, now};
 use crate::metrics::{
     BOOTS, BOOTS_LIMIT, CELL_START, CELLS, CELLS_LIMIT, CORDONED, COST, LAUNCH_PAUSES,
-    ORDERS_WAITING, POOL_CELLS, POOL_CELLS_WANTED, POOL_TAKES, PRICE, PRICE_LIMIT, Page, Source,
-    StableLabels,
+    ORDERS_WAITING, POOL_CELLS, POOL_CELLS_WANTED, POOL_TAKES, PRICE, PRICE_LIMIT, PROVIDER_CELLS,
+    Page, Source, StableLabels,
 };
 
 /// Bounds the namespaces that are shown on their own.
@@ -34,10 +34,15 @@ impl Source for CellMetrics {
         self.shared.launches.write(page)?;
         // Written without the lock.
         let metrics = self.shared.core().engine.metrics(now());
+        let providers = self.shared.core().engine.provider_views();
         let Metrics { limits, pools, namespaces, .. } = &metrics;
         let mut family = page.family(&CELLS)?;
         for (state, count) in &metrics.cells {
             family.gauge(&[state], *count as f64)?;
+        }
+        let mut family = page.family(&PROVIDER_CELLS)?;
+        for provider in providers {
+            family.gauge(&[&provider.key, provider.state.name()], provider.cells as f64)?;
         }
         page.family(&CORDONED)?.gauge(&[], f64::from(u8::from(metrics.is_cordoned)))?;
         page.family(&LAUNCH_PAUSES)?.counter(&[], metrics.launch_pauses)?;

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use futures::future::{join_all, try_join_all};
 use kiyot_engine::{
     StoreError,
-    engine::{CellView, Metrics, OrderView, PoolView, ProviderKey, StartTimes, TypeKey, TypeUsage},
+    engine::{
+        CellView, Metrics, OrderView, PoolView, ProviderKey, ProviderView, StartTimes, TypeKey,
+        TypeUsage,
+    },
     id::CellId,
     placement::{Catalogue, Refusals},
     provider::{Instance, InstanceId, InstanceNames, ProviderError},
@@ -59,8 +62,9 @@ impl Cells {
 
     /// Returns the public address of an instance and its names, as far as they are known.
     pub(crate) fn names(&self, instance: &InstanceId) -> InstanceNames {
-        let names = self.shared.sources.iter().map(|source| source.provider.names(instance));
-        names.into_iter().find(|names| *names != InstanceNames::default()).unwrap_or_default()
+        let sources = self.shared.sources.all();
+        let mut names = sources.iter().map(|source| source.provider.names(instance));
+        names.find(|names| *names != InstanceNames::default()).unwrap_or_default()
     }
 
     /// Returns the pods that wait for their cells.
@@ -71,6 +75,11 @@ impl Cells {
     /// Returns the warm pools.
     pub(crate) fn pools(&self) -> Vec<PoolView> {
         self.shared.core().engine.pool_views()
+    }
+
+    /// Returns the providers, those that drain and those that only records of cells name.
+    pub(crate) fn providers(&self) -> Vec<ProviderView> {
+        self.shared.core().engine.provider_views()
     }
 
     /// Returns the numbers of all cells and orders.
@@ -91,7 +100,8 @@ impl Cells {
     /// Returns the catalogue of each provider with the prices of now, its offerings that were
     /// refused lately, and the time for which they are looked up.
     pub(crate) async fn catalogues(&self) -> Vec<ProviderCatalogue> {
-        let read = self.shared.sources.iter().map(|source| async {
+        let sources = self.shared.sources.configured();
+        let read = sources.iter().map(|source| async {
             let catalogue = source.catalogue().await;
             let refusals = self.shared.core().engine.refusals(source.key());
             ProviderCatalogue { provider: source.key(), catalogue, refusals, now: now().boot }
@@ -117,8 +127,8 @@ impl Cells {
 
     /// Returns the instances of this owner that the providers list. The list is whole, or an error.
     pub(crate) async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
-        let lists = self.shared.sources.iter();
-        let lists = lists.map(|source| provider_calls::list_owned(&*source.provider));
+        let sources = self.shared.sources.all();
+        let lists = sources.iter().map(|source| provider_calls::list_owned(&*source.provider));
         Ok(try_join_all(lists).await?.concat())
     }
 

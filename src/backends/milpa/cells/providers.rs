@@ -1,6 +1,6 @@
 //! The providers of the cells, with their catalogues and rules.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use kiyot_engine::{
     engine::{ProviderKey, ProviderSetup},
@@ -8,6 +8,7 @@ use kiyot_engine::{
     provider::{Capabilities, Provider, ProviderError},
 };
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 use super::prices::Prices;
 
@@ -38,11 +39,24 @@ pub(super) struct CellSource {
     pub(super) list_now: Notify,
     /// Requests listings soon: instances are ending.
     pub(super) list_soon: Notify,
+    /// Ends the provider's tasks: it was released, or the daemon stops.
+    pub(super) stop: CancellationToken,
 }
 
-/// The providers, in the configured order.
+/// The providers, which a reload changes.
 #[derive(Debug)]
-pub(super) struct CellSources(Vec<Arc<CellSource>>);
+pub(super) struct CellSources {
+    sources: RwLock<Sources>,
+    /// Ends the tasks of all providers.
+    stop: CancellationToken,
+}
+
+/// The providers in the configured order, and those that drain.
+#[derive(Debug, Default)]
+struct Sources {
+    configured: Vec<Arc<CellSource>>,
+    draining: Vec<Arc<CellSource>>,
+}
 
 impl Configured {
     /// Returns a provider with the default rules.
@@ -81,24 +95,73 @@ impl CellSource {
     }
 }
 
+impl Sources {
+    fn all(&self) -> impl Iterator<Item = &Arc<CellSource>> {
+        self.configured.iter().chain(&self.draining)
+    }
+}
+
 impl CellSources {
-    pub(super) fn new(configured: Vec<Configured>) -> Self {
-        let source = |Configured { provider, rules, .. }: Configured| CellSource {
-            capabilities: provider.capabilities(),
-            provider,
-            rules: Arc::new(rules),
-            prices: Prices::default(),
-            list_now: Notify::new(),
-            list_soon: Notify::new(),
-        };
-        Self(configured.into_iter().map(|it| Arc::new(source(it))).collect())
+    pub(super) fn new(configured: Vec<Configured>, stop: CancellationToken) -> Self {
+        let sources = Self { sources: RwLock::default(), stop };
+        sources.set(configured);
+        sources
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<CellSource>> {
-        self.0.iter()
+    /// Configures providers; the others drain. Returns those that were added.
+    pub(super) fn set(&self, configured: Vec<Configured>) -> Vec<Arc<CellSource>> {
+        let mut sources = self.sources.write().unwrap_or_else(PoisonError::into_inner);
+        let mut before: Vec<Arc<CellSource>> = sources.all().cloned().collect();
+        let mut added = Vec::new();
+        sources.configured.clear();
+        for Configured { provider, rules, .. } in configured {
+            let capabilities = provider.capabilities();
+            let known = before.iter().position(|it| it.key() == capabilities.provider);
+            let source = known.map(|index| before.remove(index)).unwrap_or_else(|| {
+                let source = Arc::new(CellSource {
+                    capabilities,
+                    provider,
+                    rules: Arc::new(rules),
+                    prices: Prices::default(),
+                    list_now: Notify::new(),
+                    list_soon: Notify::new(),
+                    stop: self.stop.child_token(),
+                });
+                added.push(Arc::clone(&source));
+                source
+            });
+            sources.configured.push(source);
+        }
+        sources.draining = before;
+        added
     }
 
-    pub(super) fn get(&self, key: &str) -> Option<&Arc<CellSource>> {
-        self.0.iter().find(|source| source.key() == key)
+    /// Removes a provider that drains, and ends its tasks.
+    pub(super) fn release(&self, key: ProviderKey) {
+        let mut sources = self.sources.write().unwrap_or_else(PoisonError::into_inner);
+        let released = sources.draining.iter().position(|source| source.key() == key);
+        if let Some(released) = released.map(|index| sources.draining.remove(index)) {
+            released.stop.cancel();
+        }
+    }
+
+    /// Returns the configured providers, in order.
+    pub(super) fn configured(&self) -> Vec<Arc<CellSource>> {
+        self.sources.read().unwrap_or_else(PoisonError::into_inner).configured.clone()
+    }
+
+    /// Returns the providers, and those that drain.
+    pub(super) fn all(&self) -> Vec<Arc<CellSource>> {
+        self.sources.read().unwrap_or_else(PoisonError::into_inner).all().cloned().collect()
+    }
+
+    /// Returns a provider, which may drain.
+    pub(super) fn get(&self, key: &str) -> Option<Arc<CellSource>> {
+        self.all().into_iter().find(|source| source.key() == key)
+    }
+
+    /// Returns the first configured provider.
+    pub(super) fn first(&self) -> Option<Arc<CellSource>> {
+        self.configured().into_iter().next()
     }
 }

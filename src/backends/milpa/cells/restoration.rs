@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use kiyot_engine::provider::Provider;
 use tokio::time::{sleep, timeout};
 
-use super::{providers::CellSource, shared::Shared};
+use super::providers::CellSource;
 
 /// Bounds a restoration: a transaction of the firewall for each cell.
 const RESTORATION_TIMEOUT: Duration = Duration::from_secs(300);
@@ -18,9 +18,10 @@ const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Bounds the attempts: about half an hour.
 const MAX_ATTEMPTS: u32 = 35;
 
-/// Restores the attachments that a provider made for a previous daemon, until the daemon stops.
-pub(super) async fn run(shared: Arc<Shared>, source: Arc<CellSource>) {
-    shared.stop.run_until_cancelled(restore(&*source.provider)).await;
+/// Restores the attachments that a provider made for a previous daemon, until the provider is
+/// released.
+pub(super) async fn run(source: Arc<CellSource>) {
+    source.stop.run_until_cancelled(restore(&*source.provider)).await;
 }
 
 /// Makes the cgroups of running pods again, before the kubelet sees the pods. A failure is logged:

@@ -41,7 +41,12 @@ impl Cells {
     /// Returns what cells on other machines can have at most within limits, if their catalogue is
     /// known.
     pub(crate) async fn most(&self, limits: Limits) -> Option<Most> {
-        let source = self.shared.sources.iter().find(|source| source.capabilities.remote)?;
+        let source = self
+            .shared
+            .sources
+            .configured()
+            .into_iter()
+            .find(|source| source.capabilities.remote)?;
         let catalogue = source.catalogue().await.ok()?;
         Some(Most::of(&catalogue, &source.rules, limits.max_cells, limits.price))
     }

@@ -38,7 +38,7 @@ use super::{
     CellEvent, Links,
     history::History,
     provider_calls,
-    providers::{CellSource, CellSources},
+    providers::{CellSource, CellSources, Configured},
 };
 use crate::metrics::Launches;
 
@@ -119,13 +119,14 @@ impl Shared {
     /// Returns the state of a daemon's cells.
     pub(super) fn new(
         store: Store,
-        sources: CellSources,
+        providers: Vec<Configured>,
         links: Arc<OnceLock<Arc<dyn Links>>>,
         engine: Engine,
     ) -> Self {
+        let stop = CancellationToken::new();
         Self {
             store,
-            sources,
+            sources: CellSources::new(providers, stop.child_token()),
             launches: Arc::default(),
             links,
             core: Mutex::new(Core::new(engine)),
@@ -135,7 +136,7 @@ impl Shared {
             share_asked: Notify::new(),
             timers_changed: Notify::new(),
             tasks: TaskTracker::new(),
-            stop: CancellationToken::new(),
+            stop,
         }
     }
 
@@ -320,7 +321,7 @@ impl Shared {
     }
 
     /// Returns the provider that is called for a cell, if it is configured.
-    pub(super) fn source_of(&self, core: &Core, cell: &CellId) -> Option<&Arc<CellSource>> {
+    pub(super) fn source_of(&self, core: &Core, cell: &CellId) -> Option<Arc<CellSource>> {
         self.sources.get(core.engine.provider_of(cell)?)
     }
 
@@ -342,13 +343,17 @@ impl Shared {
                 let Some(source) = self.sources.get(key) else { return };
                 tracing::warn!(provider = key, ?instances, "terminating stray instances");
                 let (shared, provider) = (Arc::clone(self), Arc::clone(&source.provider));
-                let stop = self.stop.clone();
+                let stop = source.stop.clone();
                 self.tasks.spawn(async move {
                     let ending = provider_calls::end_strays(provider, instances);
                     if let Some(event) = stop.run_until_cancelled_owned(ending).await {
                         shared.handle(event);
                     }
                 });
+            }
+            (Effect::ReleaseProvider(key), _) => {
+                tracing::info!(provider = key, "removed provider has no cells any more");
+                self.sources.release(key);
             }
             (Effect::Log(notice), cell) => {
                 if let (Notice::Taken { .. }, Some(cell)) = (&notice, cell) {

@@ -10,6 +10,7 @@ use super::{
 };
 
 mod played;
+mod provider_set;
 
 use played::{Act, PATIENCE, World, config, eventually, instance_of, locked, next_gone, wanted};
 

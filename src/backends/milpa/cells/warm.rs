@@ -86,10 +86,10 @@ pub(super) async fn run(shared: Arc<Shared>, mut configured: watch::Receiver<Vec
 }
 
 /// Returns the provider of a pool: the configured one, or else the first.
-fn source_of<'s>(shared: &'s Shared, pool: &WarmPool) -> Option<&'s Arc<CellSource>> {
+fn source_of(shared: &Shared, pool: &WarmPool) -> Option<Arc<CellSource>> {
     match pool.provider {
         Some(provider) => shared.sources.get(provider.name()),
-        None => shared.sources.iter().next(),
+        None => shared.sources.first(),
     }
 }
 
@@ -99,12 +99,12 @@ async fn read(
     shared: &Shared,
     pools: &[WarmPool],
 ) -> Vec<(ProviderKey, Result<Read, ProviderError>)> {
-    let sources = shared.sources.iter().filter(|source| {
+    let sources = shared.sources.configured().into_iter().filter(|source| {
         let is_own =
             |pool: &WarmPool| source_of(shared, pool).is_some_and(|it| it.key() == source.key());
         pools.iter().any(is_own)
     });
-    join_all(sources.map(|source| async {
+    join_all(sources.map(|source| async move {
         let read = async {
             let catalogue = source.catalogue().await?;
             Ok((catalogue, source.provider.parameters(&Wanted::default()).await?))
@@ -122,7 +122,7 @@ fn set(
 ) {
     let pools = pools.iter().filter_map(|pool| {
         let source = source_of(shared, pool)?;
-        let (candidates, further, share) = match offerings(source, pool) {
+        let (candidates, further, share) = match offerings(&source, pool) {
             Some((candidates, further, share)) => (Some(candidates), further, share),
             None => (None, Vec::new(), NodeShare::default()),
         };

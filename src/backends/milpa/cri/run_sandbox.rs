@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use kiyot_config::ProviderKind;
 use kiyot_engine::{
     OrderKey, Wanted,
     engine::ProviderKey,
@@ -102,10 +103,14 @@ impl CriService {
             return Ok(refused);
         }
         let causes = refused.iter().map(|(provider, why)| format!("{provider}: {why}"));
-        Err(Status::invalid_argument(format!(
-            "no provider has a cell for the pod: {}",
-            causes.collect::<Vec<_>>().join("; ")
-        )))
+        let mut why = causes.collect::<Vec<_>>().join("; ");
+        let named = request.provider.map(ProviderKind::name);
+        if named.is_some_and(|named| !refused.contains_key(named)) {
+            let allowed: Vec<String> = refused.keys().map(|it| format!("{it:?}")).collect();
+            why.push_str("; allowed: ");
+            why.push_str(&allowed.join(", "));
+        }
+        Err(Status::invalid_argument(format!("no provider has a cell for the pod: {why}")))
     }
 
     /// Returns what a pod wants, by its CRI request, its routing rule and the Kubernetes API.
