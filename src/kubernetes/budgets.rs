@@ -60,10 +60,6 @@ impl ShareHolder for Shares {
         self.0.cells().share_asked().await;
     }
 
-    fn count_spending(&self) {
-        self.0.cells().count_spending();
-    }
-
     fn wishes(&self) -> BTreeMap<String, Wish> {
         self.0.cells().budget_needs().into_iter().map(wish).collect()
     }

@@ -80,10 +80,9 @@ pub trait ShareHolder: fmt::Debug + Send + Sync + 'static {
     async fn record(&self, share: RecordedShare) -> Result<(), String>;
     /// Waits until an order asks for a larger share.
     async fn asked(&self);
-    /// Compares what cells have cost with the limits of budgets.
-    fn count_spending(&self);
-    /// Returns the wishes of the namespaces that have cells or waiting orders, or whose cells have
-    /// cost something in this month.
+    /// Compares what cells have cost with the limits of budgets, and returns the wishes of the
+    /// namespaces that have cells or waiting orders, or whose cells have cost something in this
+    /// month.
     fn wishes(&self) -> BTreeMap<String, Wish>;
     /// Returns true if all instances of the node belong to cells that are counted.
     fn counts_all_instances(&self) -> bool;
@@ -257,7 +256,6 @@ impl Keeper {
         if std::mem::replace(&mut self.are_known, are_known) != are_known {
             self.holder.set_known(are_known);
         }
-        self.holder.count_spending();
         let wishes = self.holder.wishes();
         for (key, budget) in &known.budgets {
             let wish = wishes.get(&key.namespace).cloned().unwrap_or_default();

@@ -36,6 +36,12 @@ impl Spending {
         Self { day: self.day + other.day, month: self.month + other.month, ..self }
     }
 
+    /// Adds what counts of others on the date of this one.
+    #[must_use]
+    pub fn plus_all<'s>(self, others: impl IntoIterator<Item = &'s Self>) -> Self {
+        others.into_iter().fold(self, |sum, other| sum.plus(*other))
+    }
+
     /// Returns by how much its costs are higher than those of another one on its date.
     #[must_use]
     pub fn beyond(self, other: Self) -> Self {
@@ -156,6 +162,7 @@ mod tests {
         assert_eq!(spent(last, 1, 1).plus(first), spent(last, 1, 10));
         assert_eq!(first.plus(sum), spent(first.date, 10, 18), "a clock that is ahead counts");
         assert_eq!(sum.beyond(spent(last, 7, 1)), spent(last, 0, 8));
+        assert_eq!(spent(last, 1, 1).plus_all(&[first, sum]), spent(last, 6, 19));
         let begin = midnight(last);
         assert_eq!(begin.as_secs(), 1_795_996_800);
         let a_moment = Duration::from_nanos(1);

@@ -109,7 +109,7 @@ impl Amounts {
 
     /// Returns what the cells of all nodes have cost, as the node knows it.
     pub(super) fn spent(&self, own: Spending) -> Spending {
-        self.others_spent.iter().fold(own, |sum, other| sum.plus(*other))
+        own.plus_all(&self.others_spent)
     }
 
     /// Returns what was spent as the status shows it; nothing without a limit.

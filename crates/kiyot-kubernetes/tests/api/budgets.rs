@@ -139,8 +139,6 @@ impl ShareHolder for Holder {
         self.asked.notified().await;
     }
 
-    fn count_spending(&self) {}
-
     fn wishes(&self) -> BTreeMap<String, Wish> {
         let played = self.played();
         let order = |(price, number): (&u64, usize)| OrderWish {

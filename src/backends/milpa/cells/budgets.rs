@@ -55,14 +55,10 @@ impl Cells {
         self.shared.share_asked.notified().await;
     }
 
-    /// Returns the needs of namespaces.
+    /// Compares what cells have cost with the limits of budgets, and returns the needs of
+    /// namespaces.
     pub fn budget_needs(&self) -> Vec<NamespaceNeed> {
-        self.shared.with_core(|core, now| (core.engine.budget_needs(now), Vec::new()))
-    }
-
-    /// Compares what cells have cost with the limits of budgets.
-    pub fn count_spending(&self) {
-        self.shared.with_core(|core, now| ((), core.engine.count_spending(now)));
+        self.shared.with_core(|core, now| core.engine.budget_needs(now))
     }
 
     /// Returns true if all instances of this node belong to known cells.

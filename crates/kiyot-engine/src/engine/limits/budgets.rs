@@ -259,21 +259,29 @@ impl Engine {
         let share = share.or_insert_with(|| Share::recorded(none));
         let was_awaited = std::mem::take(&mut share.awaits_figures);
         share.figures = Some(figures);
-        self.count_spending_of(key, now);
+        let spent = self.costs.spending(&self.cells, &key.namespace, now);
+        self.count_spending_of(key, spent, now);
         self.place_asking(|_| was_awaited, now)
     }
 
     /// Compares what cells have cost with the limits of budgets, and ends the cells of budgets that
-    /// demand it.
-    pub fn count_spending(&mut self, now: Now) -> Effects {
+    /// demand it. Returns the needs of all namespaces that have cells or waiting orders, or whose
+    /// cells have cost something in this month or in the last one that was reported.
+    pub fn budget_needs(&mut self, now: Now) -> (Vec<NamespaceNeed>, Effects) {
         let limited = self.budgets.shares.iter().filter(|(_, share)| share.limits_spending());
         let limited: Vec<BudgetKey> = limited.map(|(key, _)| key.clone()).collect();
-        limited.iter().for_each(|key| self.count_spending_of(key, now));
-        self.handle(Event::Tick, now)
+        let mut spent = BTreeMap::new();
+        for key in limited {
+            let cost = || self.costs.spending(&self.cells, &key.namespace, now);
+            let own = *spent.entry(key.namespace.clone()).or_insert_with(cost);
+            self.count_spending_of(&key, own, now);
+        }
+        let effects = self.handle(Event::Tick, now);
+        (self.needs(&spent, now), effects)
     }
 
-    fn count_spending_of(&mut self, key: &BudgetKey, now: Now) {
-        let spent = self.reached(key, now);
+    fn count_spending_of(&mut self, key: &BudgetKey, own: Spending, now: Now) {
+        let spent = self.reached(key, own);
         let Some(share) = self.budgets.shares.get_mut(key) else { return };
         share.spent = spent;
         let ends = share.figures.as_ref().is_some_and(|figures| figures.ends_cells);
@@ -283,12 +291,11 @@ impl Engine {
     }
 
     /// Returns the limit of a budget that is reached.
-    fn reached(&mut self, key: &BudgetKey, now: Now) -> Option<Spent> {
+    fn reached(&self, key: &BudgetKey, own: Spending) -> Option<Spent> {
         let share = self.budgets.shares.get(key).filter(|share| share.limits_spending())?;
         let figures = share.figures.as_ref()?;
         let limits = figures.spending_limits;
-        let own = self.costs.spending(&self.cells, &key.namespace, now);
-        let all = figures.others.iter().fold(own, |sum, other| sum.plus(*other));
+        let all = own.plus_all(&figures.others);
         let period = limits.reached(all)?;
         let (limit, spent) = (limits.of(period)?, all.of(period));
         Some(Spent { budget: key.clone(), period, limit, spent, date: all.date })
@@ -373,9 +380,12 @@ impl Engine {
         asking
     }
 
-    /// Returns the needs of all namespaces that have cells or waiting orders, or whose cells have
-    /// cost something in this month or in the last one that was reported.
-    pub fn budget_needs(&mut self, now: Now) -> Vec<NamespaceNeed> {
+    /// Returns the needs of namespaces. `spent` is what the cells of some of them have cost.
+    pub(in crate::engine) fn needs(
+        &mut self,
+        spent: &BTreeMap<String, Spending>,
+        now: Now,
+    ) -> Vec<NamespaceNeed> {
         let mut needs: BTreeMap<String, Vec<OrderNeed>> = BTreeMap::new();
         let of_cells = self.cells.values().map(Cell::namespace).filter(|it| !it.is_empty());
         let has_reported =
@@ -392,7 +402,10 @@ impl Engine {
         }
         let need = |(namespace, orders): (String, _)| NamespaceNeed {
             held: held(&self.cells, &namespace),
-            spent: self.costs.spending(&self.cells, &namespace, now),
+            spent: spent
+                .get(&namespace)
+                .copied()
+                .unwrap_or_else(|| self.costs.spending(&self.cells, &namespace, now)),
             namespace,
             orders,
         };

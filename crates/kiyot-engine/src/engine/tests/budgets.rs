@@ -33,9 +33,13 @@ fn figures(limit: u64, reserved: u64) -> BudgetFigures {
     BudgetFigures { limit, reserved, ..BudgetFigures::default() }
 }
 
+fn needs(engine: &mut Engine, now: Now) -> Vec<NamespaceNeed> {
+    engine.needs(&BTreeMap::new(), now)
+}
+
 /// Returns the sandboxes of the orders that ask for a larger share.
 fn asking(engine: &mut Engine) -> Vec<SandboxId> {
-    let needs = engine.budget_needs(at(1)).into_iter();
+    let needs = needs(engine, at(1)).into_iter();
     needs.flat_map(|need| need.orders).map(|order| order.sandbox).collect()
 }
 
@@ -61,13 +65,13 @@ fn launch_within_the_recorded_share_begins_at_once_and_counts_as_its_dearest_can
     let (second, effects) = engine.order(priced("web", "two", &[2]), at(1));
     assert_eq!((launches(&effects), refusals(&effects)), (vec![], vec![]));
     assert!(engine.has_new_ask() && !engine.has_new_ask());
-    let needs = engine.budget_needs(at(1));
+    let found = needs(&mut engine, at(1));
     let order = OrderNeed { sandbox: second, cheapest: dollars(2), dearest: dollars(2) };
-    let [NamespaceNeed { namespace, held, orders, .. }] = &needs[..] else { panic!("{needs:?}") };
+    let [NamespaceNeed { namespace, held, orders, .. }] = &found[..] else { panic!("{found:?}") };
     assert_eq!((namespace.as_str(), *held, orders), ("web", dollars(3), &vec![order]));
     // Without an answer, without an end.
     answer(&mut engine, &cell, 1, 2);
-    assert_eq!(engine.budget_needs(at(2))[0].held, dollars(1));
+    assert_eq!(needs(&mut engine, at(2))[0].held, dollars(1));
     let effects = engine.grant_share(&key("web"), dollars(4), at(3));
     assert_eq!(launches(&effects)[0].1, [2]);
     let free = priced("web", "free", &[0]);
@@ -163,7 +167,7 @@ fn cell_holds_its_price_until_its_end_is_proven() {
     answer(&mut engine, &cell, 3, 2);
     engine.order(priced("web", "two", &[3]), at(3));
     engine.handle(Event::Terminate { cell: cell.clone(), reason: "".into() }, at(4));
-    assert_eq!(engine.budget_needs(at(4))[0].held, dollars(3));
+    assert_eq!(needs(&mut engine, at(4))[0].held, dollars(3));
     assert_eq!(launches(&end(&mut engine, &cell, 5)).len(), 1);
 }
 
@@ -233,13 +237,13 @@ fn spender(date: Date, figures: BudgetFigures) -> (Engine, CellId) {
 }
 
 fn spent_by(engine: &mut Engine, now: Now) -> Spending {
-    let needs = engine.budget_needs(now);
+    let needs = needs(engine, now);
     needs.into_iter().find(|need| need.namespace == "web").map(|need| need.spent).unwrap()
 }
 
 /// Orders a further cell of web, and returns the reason of a refusal.
 fn refused(engine: &mut Engine, pod: &str, now: Now) -> Option<String> {
-    engine.count_spending(now);
+    engine.budget_needs(now);
     let effects = engine.order(priced("web", pod, &[1]), now).1;
     refusals(&effects).pop()
 }
@@ -355,9 +359,9 @@ fn cells_of_a_spent_budget_end_if_it_says_so() {
             launches(&engine.order(spec, after_noon(day, 1)).1).remove(0).0
         };
         let (free, other) = (cell_of("web", "free", 0), cell_of("batch", "other", 9));
-        engine.count_spending(after_noon(day, 99));
+        engine.budget_needs(after_noon(day, 99));
         assert!(engine.cells[&cell].state.end().is_none());
-        engine.count_spending(after_noon(day, 100));
+        engine.budget_needs(after_noon(day, 100));
         let end = |cell: &CellId| engine.cells[cell].state.end().map(|end| end.reason.to_string());
         assert_eq!((end(&free), end(&other)), (None, None));
         let reason = end(&cell);

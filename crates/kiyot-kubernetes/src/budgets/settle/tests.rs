@@ -211,8 +211,6 @@ impl ShareHolder for Node {
 
     async fn asked(&self) {}
 
-    fn count_spending(&self) {}
-
     fn wishes(&self) -> BTreeMap<String, Wish> {
         BTreeMap::new()
     }
