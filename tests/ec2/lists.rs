@@ -163,3 +163,29 @@ async fn check_names_what_ec2_does_not_know() {
     let fresh = world.of_other_node().await;
     assert!(fresh.check().await.is_err());
 }
+
+/// Verifies K26.
+#[tokio::test]
+async fn instances_of_another_node_are_found_in_its_place_until_they_are_terminated() {
+    let world = World::new().await;
+    let other = world.of_other_node().await;
+    other.check().await.unwrap();
+    world.provider.check().await.unwrap();
+    let place = other.shared_place().unwrap();
+    assert!(place.contains("vpc-") && place.ends_with("cluster production"), "{place}");
+    assert_eq!(world.provider.shared_place(), Some(place));
+    let found = async || other.has_instances_of("worker-1").await.unwrap();
+    assert!(!found().await);
+    let launched = world.launch("token").await;
+    assert!(found().await && !other.has_instances_of("worker-3").await.unwrap());
+    let stop = [("InstanceId.1", launched.id.0.as_str())];
+    world.cloud.call("StopInstances", &stop).await.unwrap();
+    world.cloud.settle(&launched.id.0);
+    assert!(found().await, "a stopped instance costs its volume, and may go on");
+    world.provider.terminate(std::slice::from_ref(&launched.id)).await;
+    world.cloud.settle(&launched.id.0);
+    assert!(!found().await);
+    // A list that fails says nothing.
+    world.cloud.faults().set_denied("DescribeInstances", true);
+    other.has_instances_of("worker-1").await.unwrap_err();
+}

@@ -67,6 +67,11 @@ impl<T, E: Error + Clone + 'static> Cached<T, E> {
         self.state.lock().await.last.as_ref().map(|last| Arc::clone(&last.data))
     }
 
+    /// Returns the data that was read last, however old; `None` during a reading.
+    pub fn peek(&self) -> Option<Arc<T>> {
+        self.state.try_lock().ok()?.last.as_ref().map(|last| Arc::clone(&last.data))
+    }
+
     /// Makes the next use read the data again, but not within the pause after the last reading.
     pub fn expire(&self) {
         // The lock is held for a while by a reading alone, whose data will be new.

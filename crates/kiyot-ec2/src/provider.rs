@@ -270,11 +270,16 @@ impl Ec2 {
         self.config.image.clone().unwrap_or(ImageFilter::Id(String::new()))
     }
 
-    /// Returns the filter of the node's instances.
+    /// Returns the filter of this node's instances.
     fn own_instances(&self) -> InstanceFilter {
+        self.instances_of(&self.owner.node)
+    }
+
+    /// Returns the filter of a node's instances.
+    fn instances_of(&self, node: &str) -> InstanceFilter {
         let tags = [
             (owner::CLUSTER.to_owned(), self.owner.cluster.clone()),
-            (owner::NODE.to_owned(), self.owner.node.clone()),
+            (owner::NODE.to_owned(), node.to_owned()),
         ];
         InstanceFilter::Tags(tags.into())
     }
@@ -623,6 +628,24 @@ impl Provider for Ec2 {
         };
         self.seen().retain(|id, seen| ids.contains(id.as_str()) || is_young(seen));
         Ok(listed)
+    }
+
+    /// Returns region, endpoint, VPC and cluster: a VPC belongs to one account.
+    fn shared_place(&self) -> Option<String> {
+        let (place, cluster) = (self.place()?, &self.owner.cluster);
+        let vpc = &self.resources.peek()?.vpc;
+        let is_known = !vpc.is_empty() && !cluster.is_empty();
+        is_known.then(|| format!("{place}, {vpc}, cluster {cluster}"))
+    }
+
+    async fn has_instances_of(&self, node: &str) -> Result<bool, ProviderError> {
+        let filter = self.instances_of(node);
+        let listed = self.api.describe_instances(&filter);
+        let listed = within(LIST_TIMEOUT, "DescribeInstances", listed).await.map_err(|error| {
+            let doing = format!("list the instances of node {node}");
+            ProviderError::new(classify(&error).0, doing, error)
+        })?;
+        Ok(listed.iter().any(|instance| instance.state != InstanceStateName::Terminated))
     }
 
     async fn describe(&self, instance: &InstanceId) -> Result<Instance, ProviderError> {

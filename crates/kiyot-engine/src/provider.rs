@@ -172,6 +172,19 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
     }
     /// Lists all instances of this daemon's owner, by their tags. The list may be some time old.
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError>;
+    /// Returns the place in which the provider finds the instances of other nodes, if it is known
+    /// without a call. It has everything on which [`Self::has_instances_of`] depends: with another
+    /// place, the answer of this provider proves nothing. `None` where instances end with their
+    /// node.
+    fn shared_place(&self) -> Option<String> {
+        None
+    }
+    /// Returns whether another node has instances in that place that cost something, or may yet:
+    /// false by a whole list alone.
+    async fn has_instances_of(&self, node: &str) -> Result<bool, ProviderError> {
+        let doing = format!("list the instances of node {node}: they end with it");
+        Err(ProviderError::without_cause(ErrorClass::Invalid, doing))
+    }
     /// Returns an instance by its id; [`ErrorClass::NotFound`] if the provider does not know it.
     async fn describe(&self, instance: &InstanceId) -> Result<Instance, ProviderError>;
     /// Terminates instances. The outcome has an entry for each; the termination of an unknown

@@ -36,7 +36,7 @@ pub(super) struct FakeApi {
     pub(super) metadata_calls: Mutex<Vec<String>>,
     /// The failures of the next ModifyInstanceMetadataOptions.
     pub(super) metadata_failures: Mutex<VecDeque<Failure>>,
-    /// The instances that are found by their address.
+    /// The instances that are found by their address or tags.
     pub(super) instances: Vec<InstanceDescription>,
     /// The ids of each DescribeSubnets.
     pub(super) subnet_calls: Mutex<Vec<Vec<String>>>,
@@ -149,12 +149,16 @@ impl Ec2Api for FakeApi {
         &self,
         filter: &InstanceFilter,
     ) -> Result<Vec<InstanceDescription>, CallError> {
-        let InstanceFilter::PrivateAddress(address) = filter else {
-            return not_called("DescribeInstances");
+        let is_found = |it: &&InstanceDescription| match filter {
+            InstanceFilter::PrivateAddress(address) => {
+                it.private_address == Some(IpAddr::V4(*address))
+            }
+            InstanceFilter::Tags(tags) => {
+                tags.iter().all(|(key, value)| it.tags.get(key) == Some(value))
+            }
+            _ => false,
         };
-        let has_address =
-            |it: &&InstanceDescription| it.private_address == Some(IpAddr::V4(*address));
-        let found = self.instances.iter().filter(has_address).cloned().collect();
+        let found = self.instances.iter().filter(is_found).cloned().collect();
         self.list("DescribeInstances", found).await
     }
     async fn terminate_instances(

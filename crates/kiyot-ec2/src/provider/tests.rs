@@ -341,3 +341,50 @@ async fn instances_that_download_the_agent_are_of_its_architecture() {
         }
     }
 }
+
+/// Returns an API with an instance of a node of cluster c.
+fn with_instance_of(node: &str, state: InstanceStateName) -> FakeApi {
+    let tags = [(owner::CLUSTER, "c"), (owner::NODE, node)];
+    let tags = tags.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    let instance = InstanceDescription { state, tags, ..running("i-1", SUBNET, NODE) };
+    FakeApi { instances: vec![instance], ..FakeApi::default() }
+}
+
+/// Verifies K26.
+#[tokio::test]
+async fn instances_of_another_node_are_those_of_its_tags_that_are_not_terminated() {
+    use InstanceStateName::{Pending, Running, ShuttingDown, Stopped, Stopping, Terminated};
+    for state in [Pending, Running, ShuttingDown, Stopping, Stopped, Terminated] {
+        let (_, ec2) = provider(with_instance_of("other", state));
+        let found = ec2.has_instances_of("other").await.unwrap();
+        assert_eq!(found, state != Terminated, "{state:?}");
+        assert!(!ec2.has_instances_of("third").await.unwrap());
+    }
+}
+
+/// Verifies K26.
+#[tokio::test(start_paused = true)]
+async fn list_of_another_node_that_fails_or_hangs_is_no_answer() {
+    const LIST: &str = "DescribeInstances";
+    let (_, ec2) = provider(hanging(&[LIST]));
+    let begun = Instant::now();
+    ec2.has_instances_of("other").await.unwrap_err();
+    assert_eq!(begun.elapsed(), LIST_TIMEOUT);
+    let (api, ec2) = provider(FakeApi::default());
+    api.denied.lock().unwrap().insert(LIST);
+    let error = ec2.has_instances_of("other").await.unwrap_err();
+    assert_eq!((error.class, error.doing.as_str()), {
+        (ErrorClass::Auth, "list the instances of node other")
+    });
+}
+
+/// Verifies K26.
+#[tokio::test]
+async fn place_of_instances_of_other_nodes_is_known_with_the_subnets() {
+    let (_, ec2) = provider(FakeApi::default());
+    assert_eq!(ec2.shared_place(), None);
+    ec2.check().await.unwrap();
+    assert_eq!(ec2.shared_place().as_deref(), Some("region us-east-1, vpc-1, cluster c"));
+    let without_a_name = Ec2 { owner: Owner::default(), ..ec2 };
+    assert_eq!(without_a_name.shared_place(), None);
+}
