@@ -314,6 +314,35 @@ pub const KUBERNETES_CELLS_EXHAUSTED: Definition = Definition {
     help: "1 while the node takes no further pods for cells, because none can be launched",
     labels: &[],
 };
+/// Shares of budgets.
+pub const BUDGET_SHARES: Definition = Definition {
+    name: "kiyot_budget_shares",
+    kind: Kind::Gauge,
+    unit: Some("dollars_per_hour"),
+    help: "Shares that this node has of all CellBudgets; absent without budgets",
+    labels: &[],
+};
+/// Namespaces that wait for a larger share.
+pub const BUDGET_WAITING: Definition = Definition {
+    name: "kiyot_budget_namespaces_waiting",
+    kind: Kind::Gauge,
+    unit: None,
+    help: "Namespaces with pods that wait for a larger share; absent without budgets",
+    labels: &[],
+};
+/// Refusals by budgets.
+pub const BUDGET_REFUSALS: Definition = Definition {
+    name: "kiyot_budget_refusals",
+    kind: Kind::Counter,
+    unit: None,
+    help: "Pods that got no cell within their CellBudgets, repeated calls included; the event \
+           `NoCell` of the pod names the budget",
+    labels: &[Label {
+        name: "limit",
+        values: "`hour`, `day`, `month`; `not_granted` and `not_known` if the Kubernetes API did \
+                 not answer in time",
+    }],
+};
 /// Build.
 pub const BUILD: Definition = Definition {
     name: "kiyot_build",
@@ -398,6 +427,9 @@ pub const ALL: &[&Definition] = &[
     &KUBERNETES_DROPPED_EVENTS,
     &KUBERNETES_UNAPPLIED_CAPACITY,
     &KUBERNETES_CELLS_EXHAUSTED,
+    &BUDGET_SHARES,
+    &BUDGET_WAITING,
+    &BUDGET_REFUSALS,
     &BUILD,
     &PROCESS_CPU,
     &PROCESS_MEMORY,

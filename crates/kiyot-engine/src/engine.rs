@@ -57,7 +57,7 @@ pub use limits::budgets::{
     BudgetFigures, BudgetRefusal, NamespaceNeed, OrderNeed, RecordedShare, Spent,
 };
 pub use limits::{Limits, OverBudget};
-pub use metrics::Metrics;
+pub use metrics::{BudgetMetrics, Metrics};
 pub use offers::Offers;
 pub use order::OrderSpec;
 pub use pools::Pool;

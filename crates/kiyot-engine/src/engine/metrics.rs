@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use kiyot_values::price::Price;
+
 use crate::engine::{
     Engine, Histogram, Limits, Now, State, costs::NamespaceAccount, order::OrderState, pools,
 };
@@ -27,6 +29,8 @@ pub struct Metrics {
     pub launch_pauses: u64,
     /// The warm pools.
     pub pools: PoolMetrics,
+    /// The shares of budgets; `None` if namespaces have no budgets.
+    pub budgets: Option<BudgetMetrics>,
     /// The accounts of the namespaces, by name; the empty name is of cells that no pod has.
     pub namespaces: BTreeMap<String, NamespaceAccount>,
     /// The time to each step, in milliseconds, of cold and warm starts.
@@ -46,6 +50,17 @@ pub struct PoolMetrics {
     pub hits: u64,
     /// The orders that suit a pool, and that got a cell of their own for want of an idle cell.
     pub misses: u64,
+}
+
+/// Numbers of CellBudgets.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct BudgetMetrics {
+    /// The shares of this node in sum.
+    pub shares: Price,
+    /// The namespaces with orders that wait for a larger share.
+    pub waiting: usize,
+    /// The orders that were refused, by the limit.
+    pub refusals: BTreeMap<&'static str, u64>,
 }
 
 /// The states, each with its name.
@@ -106,6 +121,7 @@ impl Engine {
             is_cordoned: self.is_cordoned,
             launch_pauses: self.breaker.pauses,
             pools,
+            budgets: self.budget_metrics(),
             namespaces,
             starts: self.starts.by_step(STEPS),
         }

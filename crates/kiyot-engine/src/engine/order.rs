@@ -686,6 +686,9 @@ impl Engine {
         outcome: Result<Attached, CellError>,
     ) {
         if let Some(order) = self.orders.remove(sandbox) {
+            if let Err(CellError::NoShare(refusal)) = &outcome {
+                self.count_refusal(refusal);
+            }
             if outcome.is_err() {
                 self.keep_spot_wait(&order);
             }

@@ -6,9 +6,9 @@ use kiyot_engine::engine::Metrics;
 
 use super::shared::{Shared, now};
 use crate::metrics::{
-    BOOTS, BOOTS_LIMIT, CELL_START, CELLS, CELLS_LIMIT, CORDONED, COST, LAUNCH_PAUSES,
-    ORDERS_WAITING, POOL_CELLS, POOL_CELLS_WANTED, POOL_TAKES, PRICE, PRICE_LIMIT, PROVIDER_CELLS,
-    Page, Source, StableLabels,
+    BOOTS, BOOTS_LIMIT, BUDGET_REFUSALS, BUDGET_SHARES, BUDGET_WAITING, CELL_START, CELLS,
+    CELLS_LIMIT, CORDONED, COST, LAUNCH_PAUSES, ORDERS_WAITING, POOL_CELLS, POOL_CELLS_WANTED,
+    POOL_TAKES, PRICE, PRICE_LIMIT, PROVIDER_CELLS, Page, Source, StableLabels,
 };
 
 /// Bounds the namespaces that are shown on their own.
@@ -63,6 +63,14 @@ impl Source for CellMetrics {
         for (of, limit) in [("node", limits.price), ("namespace", limits.namespace_price)] {
             if let Some(limit) = limit {
                 family.gauge(&[of], dollars(limit.micros()))?;
+            }
+        }
+        if let Some(budgets) = &metrics.budgets {
+            page.family(&BUDGET_SHARES)?.gauge(&[], dollars(budgets.shares.micros()))?;
+            page.family(&BUDGET_WAITING)?.gauge(&[], budgets.waiting as f64)?;
+            let mut family = page.family(&BUDGET_REFUSALS)?;
+            for (limit, count) in &budgets.refusals {
+                family.counter(&[limit], *count)?;
             }
         }
         let shown =

@@ -18,7 +18,9 @@ use kiyot_values::{
 };
 
 use crate::{
-    engine::{CellError, Cells, Effects, Engine, Event, Now, cell::Cell, order::OrderState},
+    engine::{
+        BudgetMetrics, CellError, Cells, Effects, Engine, Event, Now, cell::Cell, order::OrderState,
+    },
     id::{CellId, SandboxId},
     placement::Ranked,
 };
@@ -124,6 +126,22 @@ pub enum BudgetRefusal {
     },
 }
 
+impl BudgetRefusal {
+    /// The limits of all refusals.
+    const LIMITS: [&str; 5] = ["hour", "day", "month", "not_granted", "not_known"];
+
+    /// Returns the limit, for metrics.
+    fn limit(&self) -> &'static str {
+        match self {
+            Self::Exhausted { .. } => "hour",
+            Self::Spent(Spent { period: Period::Day, .. }) => "day",
+            Self::Spent(Spent { period: Period::Month, .. }) => "month",
+            Self::NotGranted { .. } => "not_granted",
+            Self::NotKnown { .. } => "not_known",
+        }
+    }
+}
+
 /// A limit of a CellBudget that is reached.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -195,6 +213,8 @@ pub(in crate::engine) struct Budgets {
     refused: BTreeSet<SandboxId>,
     /// True if an order asks that did not before.
     has_new_ask: bool,
+    /// The orders that were refused, by the limit.
+    refusals: BTreeMap<&'static str, u64>,
 }
 
 /// Returns the price of the cells of a namespace.
@@ -245,6 +265,7 @@ impl Engine {
     /// Has namespaces keep to budgets, at first to the recorded shares.
     pub fn keep_budgets(&mut self, recorded: impl IntoIterator<Item = (BudgetKey, RecordedShare)>) {
         self.budgets.is_on = true;
+        self.budgets.refusals = BudgetRefusal::LIMITS.map(|limit| (limit, 0)).into();
         let shares = recorded.into_iter().map(|(key, share)| (key, Share::recorded(share)));
         self.budgets.shares = shares.collect();
     }
@@ -410,6 +431,23 @@ impl Engine {
             orders,
         };
         needs.into_iter().map(need).collect()
+    }
+
+    /// Counts the refusal of an order.
+    pub(in crate::engine) fn count_refusal(&mut self, refusal: &BudgetRefusal) {
+        *self.budgets.refusals.entry(refusal.limit()).or_default() += 1;
+    }
+
+    /// Returns the numbers of the budgets; `None` if namespaces have none.
+    pub(in crate::engine) fn budget_metrics(&self) -> Option<BudgetMetrics> {
+        let Budgets { is_on, shares, asking, refusals, .. } = &self.budgets;
+        let waiting = asking.keys().filter_map(|sandbox| self.orders.get(sandbox));
+        let waiting = waiting.filter(|order| order.state == OrderState::Waiting);
+        let waiting: BTreeSet<&str> =
+            waiting.map(|order| order.wanted.key.namespace.as_str()).collect();
+        let shares = shares.values().fold(Price::FREE, |sum, share| sum + share.hourly);
+        let (waiting, refusals) = (waiting.len(), refusals.clone());
+        is_on.then_some(BudgetMetrics { shares, waiting, refusals })
     }
 
     /// Returns whether an order asks for a larger share that did not before, once.

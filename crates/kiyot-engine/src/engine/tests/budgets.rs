@@ -370,3 +370,26 @@ fn cells_of_a_spent_budget_end_if_it_says_so() {
         assert!(reason.is_none_or(|reason| reason.starts_with(expected)));
     }
 }
+
+#[test]
+fn metrics_of_budgets_are_shares_waiting_namespaces_and_refusals_by_limit() {
+    assert_eq!(engine(capabilities::CLOUD).metrics(at(1)).budgets, None);
+    let mut engine = budgeted(2);
+    engine.set_budget(&key("web"), figures(2, 2), at(1));
+    let found = |engine: &Engine, limit: &str| {
+        let budgets = engine.metrics(at(1)).budgets.unwrap();
+        (budgets.shares, budgets.waiting, budgets.refusals[limit])
+    };
+    for (pod, price) in [("one", 1), ("two", 3), ("three", 4)] {
+        engine.order(priced("web", pod, &[price]), at(1));
+    }
+    assert_eq!(found(&engine, "hour"), (dollars(2), 1, 0));
+    let asking = asking(&mut engine);
+    engine.refuse_growth(asking, at(1));
+    assert_eq!(found(&engine, "hour"), (dollars(2), 0, 2));
+    let spent_out = SpendingLimits { day: Some(Cost::default()), month: None };
+    let figures = BudgetFigures { spending_limits: spent_out, ..figures(2, 2) };
+    engine.set_budget(&key("web"), figures, at(1));
+    engine.order(priced("web", "four", &[1]), at(1));
+    assert_eq!((found(&engine, "day").2, found(&engine, "month").2), (1, 0));
+}
