@@ -12,7 +12,7 @@ use std::{
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use async_trait::async_trait;
@@ -24,7 +24,9 @@ use kiyot_engine::{
 };
 use kiyot_kubernetes::{
     Access, BudgetKeeper, BudgetOptions, CapacityDeclarer, Counter, DeclarerOptions, Options,
-    Periods, PodInformer, Publisher, Room, RoomSource, ShownCell, Source, requests,
+    Periods, PodInformer, Publisher, Room, RoomSource, ShownCell, Source,
+    counter::{FAILED, REMOVED, SWEPT},
+    requests,
 };
 use kiyot_proto::admin;
 use kiyot_values::error_chain::error_chain;
@@ -34,8 +36,8 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::{
     backends::milpa::{Milpa, inventory::Inventory},
     metrics::{
-        self, ApiCalls, KUBERNETES_CELLS_EXHAUSTED, KUBERNETES_DROPPED_EVENTS,
-        KUBERNETES_UNAPPLIED_CAPACITY, Page,
+        self, ApiCalls, BUDGET_READ_AGE, BUDGET_SWEEPS, KUBERNETES_CELLS_EXHAUSTED,
+        KUBERNETES_DROPPED_EVENTS, KUBERNETES_UNAPPLIED_CAPACITY, Page,
     },
 };
 
@@ -62,6 +64,8 @@ pub(crate) struct Counters {
     dropped_events: AtomicU64,
     unapplied_capacity: AtomicU32,
     are_cells_exhausted: AtomicBool,
+    budgets_read: Mutex<Option<Instant>>,
+    swept: [(&'static str, AtomicU64); 3],
 }
 
 impl Counters {
@@ -72,6 +76,8 @@ impl Counters {
             dropped_events: AtomicU64::new(0),
             unapplied_capacity: AtomicU32::new(0),
             are_cells_exhausted: AtomicBool::new(false),
+            budgets_read: Mutex::default(),
+            swept: [SWEPT, REMOVED, FAILED].map(|outcome| (outcome, AtomicU64::new(0))),
         })
     }
 }
@@ -90,6 +96,16 @@ impl Counter for Counters {
         self.unapplied_capacity.store(figures, Ordering::Relaxed);
     }
 
+    fn budgets_read(&self) {
+        *self.budgets_read.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    fn swept(&self, outcome: &'static str) {
+        if let Some((_, count)) = self.swept.iter().find(|(own, _)| *own == outcome) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     fn cells_exhausted(&self, is_exhausted: bool) {
         self.are_cells_exhausted.store(is_exhausted, Ordering::Relaxed);
     }
@@ -103,7 +119,16 @@ impl metrics::Source for Counters {
         let unapplied = self.unapplied_capacity.load(Ordering::Relaxed);
         page.family(&KUBERNETES_UNAPPLIED_CAPACITY)?.gauge(&[], f64::from(unapplied))?;
         let exhausted = u8::from(self.are_cells_exhausted.load(Ordering::Relaxed));
-        page.family(&KUBERNETES_CELLS_EXHAUSTED)?.gauge(&[], f64::from(exhausted))
+        page.family(&KUBERNETES_CELLS_EXHAUSTED)?.gauge(&[], f64::from(exhausted))?;
+        let read = *self.budgets_read.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(read) = read {
+            page.family(&BUDGET_READ_AGE)?.gauge(&[], read.elapsed().as_secs_f64())?;
+        }
+        let mut family = page.family(&BUDGET_SWEEPS)?;
+        for (outcome, count) in &self.swept {
+            family.counter(&[outcome], count.load(Ordering::Relaxed))?;
+        }
+        Ok(())
     }
 }
 

@@ -9,7 +9,7 @@ use kiyot_engine::{
 };
 use kiyot_kubernetes::{
     ShareHolder,
-    budgets::{Amounts, OrderWish, RecordedShare, Wish},
+    budgets::{Amounts, OrderWish, Places, RecordedShare, Wish},
 };
 use kiyot_proto::store::BudgetShare;
 use kiyot_values::{budget_key::BudgetKey, error_chain::error_chain, price::Price};
@@ -62,6 +62,16 @@ impl ShareHolder for Shares {
 
     fn wishes(&self) -> BTreeMap<String, Wish> {
         self.0.cells().budget_needs().into_iter().map(wish).collect()
+    }
+
+    fn places(&self) -> Option<Places> {
+        let (looks_in, elsewhere) = self.0.cells().places()?;
+        Some(Places { looks_in, elsewhere })
+    }
+
+    async fn has_instances_of(&self, node: &str, place: &str) -> Result<bool, String> {
+        let found = self.0.cells().has_instances_of(node, place).await;
+        found.map_err(|error| error_chain(&error))
     }
 
     fn counts_all_instances(&self) -> bool {

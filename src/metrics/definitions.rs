@@ -343,6 +343,26 @@ pub const BUDGET_REFUSALS: Definition = Definition {
                  not answer in time",
     }],
 };
+/// Age of the known budgets.
+pub const BUDGET_READ_AGE: Definition = Definition {
+    name: "kiyot_budget_read_age",
+    kind: Kind::Gauge,
+    unit: Some("seconds"),
+    help: "Time since all CellBudgets were known as the API server has them, usually under 310; \
+           absent before the first list",
+    labels: &[],
+};
+/// Sweeps of entries.
+pub const BUDGET_SWEEPS: Definition = Definition {
+    name: "kiyot_budget_sweeps",
+    kind: Kind::Counter,
+    unit: None,
+    help: "Entries of deleted nodes in CellBudgets, by what this node did with them",
+    labels: &[Label {
+        name: "outcome",
+        values: "`swept` for a share that was given back, `removed`, `failed` for a round of looks",
+    }],
+};
 /// Build.
 pub const BUILD: Definition = Definition {
     name: "kiyot_build",
@@ -430,6 +450,8 @@ pub const ALL: &[&Definition] = &[
     &BUDGET_SHARES,
     &BUDGET_WAITING,
     &BUDGET_REFUSALS,
+    &BUDGET_READ_AGE,
+    &BUDGET_SWEEPS,
     &BUILD,
     &PROCESS_CPU,
     &PROCESS_MEMORY,

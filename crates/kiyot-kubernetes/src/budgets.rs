@@ -31,6 +31,7 @@ use crate::{
 mod informer;
 mod object;
 mod settle;
+mod sweep;
 mod target;
 
 pub use object::{Amounts, CellBudget};
@@ -38,6 +39,7 @@ pub use target::{OrderWish, Wish};
 
 use informer::{Budgets, Known, KnownBudget};
 use settle::{Ledger, SettleError, Settled, Writing, settle};
+use sweep::{DELETED_FOR, SWEEP_PERIOD, Sweeper};
 
 /// Period in which shares are compared with what cells hold.
 const PERIOD: Duration = Duration::from_secs(5);
@@ -57,6 +59,9 @@ const CONFLICT_PAUSE: Duration = Duration::from_millis(30);
 const REPORT_PERIOD: Duration = Duration::from_mins(10);
 /// Pause after a write of a share that was refused, as a multiple of that after a first failure.
 const REFUSED_PAUSES: u32 = 30;
+/// Most places of an entry, and most characters of one, as in the schema.
+const MAX_PLACES: usize = 8;
+const MAX_PLACE_CHARS: usize = 512;
 
 /// A share on disk, in millionths of a dollar an hour.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +74,26 @@ pub struct RecordedShare {
     pub hourly_micros: u64,
     /// True if the budget limits what cells cost in a day or a month.
     pub limits_spending: bool,
+}
+
+/// The places of a node's instances that outlive it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Places {
+    /// The places in which the node's providers also find the instances of other nodes.
+    pub looks_in: Vec<String>,
+    /// The other places of its instances, which it sweeps for no node.
+    pub elsewhere: Vec<String>,
+}
+
+impl Places {
+    /// Returns the places of the node's entries; nothing if they don't fit, so that no node sweeps
+    /// them.
+    fn of_entry(self) -> Vec<String> {
+        let places = [self.looks_in, self.elsewhere].concat();
+        let is_short = |place: &String| place.chars().count() <= MAX_PLACE_CHARS;
+        let fits = places.len() <= MAX_PLACES && places.iter().all(is_short);
+        if fits { places } else { Vec::new() }
+    }
 }
 
 /// The cells that use the shares. Amounts are in millionths of a dollar an hour.
@@ -84,6 +109,10 @@ pub trait ShareHolder: fmt::Debug + Send + Sync + 'static {
     /// namespaces that have cells or waiting orders, or whose cells have cost something in this
     /// month.
     fn wishes(&self) -> BTreeMap<String, Wish>;
+    /// Returns the places of the node's instances; `None` while they are not known.
+    fn places(&self) -> Option<Places>;
+    /// Returns whether another node has instances in a place, by a whole list of them.
+    async fn has_instances_of(&self, node: &str, place: &str) -> Result<bool, String>;
     /// Returns true if all instances of the node belong to cells that are counted.
     fn counts_all_instances(&self) -> bool;
     /// Takes the amounts of a budget, which may be new.
@@ -118,6 +147,10 @@ pub struct BudgetOptions {
     pub scarce_patience: Duration,
     /// Longest time for which it is not reported that cells have cost a little.
     pub report_period: Duration,
+    /// Period in which entries of deleted nodes are looked for.
+    pub sweep_period: Duration,
+    /// Time between two looks that find no Node object, after which its node counts as deleted.
+    pub deleted_for: Duration,
     /// Pause after a first failure.
     pub first_pause: Duration,
 }
@@ -133,6 +166,8 @@ impl BudgetOptions {
             patience: PATIENCE,
             scarce_patience: SCARCE_PATIENCE,
             report_period: REPORT_PERIOD,
+            sweep_period: SWEEP_PERIOD,
+            deleted_for: DELETED_FOR,
             first_pause: FIRST_PAUSE,
         }
     }
@@ -141,7 +176,7 @@ impl BudgetOptions {
 /// The running keeper. Dropping it ends its tasks; shares stay.
 #[derive(Debug)]
 pub struct BudgetKeeper {
-    _tasks: [AbortOnDropHandle<()>; 2],
+    _tasks: [AbortOnDropHandle<()>; 3],
 }
 
 impl BudgetKeeper {
@@ -153,7 +188,9 @@ impl BudgetKeeper {
     ) -> Self {
         let (sender, known) = watch::channel(Known::default());
         let (node, listed) = (options.node.clone(), Known::default());
-        let budgets = Budgets { node, known: sender, listed };
+        let budgets = Budgets { node, counter: Arc::clone(&counter), known: sender, listed };
+        let sweeper =
+            Sweeper::new(&options, Arc::clone(&holder), Arc::clone(&counter), known.clone());
         let (access, pause) = (options.access.clone(), Some(options.first_pause));
         let reflector = Reflector::new(access.clone(), budgets, pause, Arc::clone(&counter));
         let keeper = Keeper {
@@ -168,7 +205,11 @@ impl BudgetKeeper {
         };
         let spawn = |task| AbortOnDropHandle::new(tokio::spawn(task));
         Self {
-            _tasks: [spawn(Box::pin(reflector.run()) as BoxTask), spawn(Box::pin(keeper.run()))],
+            _tasks: [
+                spawn(Box::pin(reflector.run()) as BoxTask),
+                spawn(Box::pin(keeper.run())),
+                spawn(Box::pin(sweeper.run())),
+            ],
         }
     }
 }
@@ -188,12 +229,15 @@ struct KeptShare {
     written: Instant,
     /// The limits of what cells cost that the status shows.
     limits: Option<SpendingLimits>,
+    /// The places that were written last. An API server whose definition is older drops them.
+    places: Option<Vec<String>>,
 }
 
 impl KeptShare {
     fn new(ledger: Ledger, now: Instant) -> Self {
-        let (shown, surplus_since) = (None, None);
-        Self { ledger, shown, surplus_since, not_before: now, written: now, limits: None }
+        let (not_before, written) = (now, now);
+        let (shown, surplus_since, limits, places) = (None, None, None, None);
+        Self { ledger, shown, surplus_since, not_before, written, limits, places }
     }
 }
 
@@ -257,9 +301,10 @@ impl Keeper {
             self.holder.set_known(are_known);
         }
         let wishes = self.holder.wishes();
+        let places = self.holder.places().map(Places::of_entry);
         for (key, budget) in &known.budgets {
             let wish = wishes.get(&key.namespace).cloned().unwrap_or_default();
-            self.keep(key, budget, &wish).await;
+            self.keep(key, budget, &wish, places.as_deref()).await;
         }
     }
 
@@ -285,7 +330,13 @@ impl Keeper {
     }
 
     /// Writes the share of a budget, if it is not what it should be.
-    async fn keep(&mut self, key: &BudgetKey, budget: &KnownBudget, wish: &Wish) {
+    async fn keep(
+        &mut self,
+        key: &BudgetKey,
+        budget: &KnownBudget,
+        wish: &Wish,
+        places: Option<&[String]>,
+    ) {
         let now = Instant::now();
         let Some(share) = self.shares.get_mut(key) else { return };
         if share.ledger.uid != budget.uid {
@@ -304,7 +355,10 @@ impl Keeper {
         let limits = *share.limits.get_or_insert(seen.spending_limits);
         let is_late = now.duration_since(share.written) >= report_period;
         let shows_others = seen.own_spent.is_some() && limits != seen.spending_limits;
-        let reports = shows_others || budget.amounts.must_report(wish.spent, is_late);
+        let is_new = |places| places != seen.places && Some(places) != share.places.as_deref();
+        let is_elsewhere = usable > 0 && places.is_some_and(is_new);
+        let reports =
+            shows_others || is_elsewhere || budget.amounts.must_report(wish.spent, is_late);
         let limits_spending = !seen.spending_limits.is_empty();
         let is_recorded =
             share.ledger.recorded == 0 || share.ledger.limits_spending == limits_spending;
@@ -317,7 +371,7 @@ impl Keeper {
             self.next = self.next.min(open);
             return;
         }
-        let settled = self.write(key, Writing { wish, is_patient, reports }).await;
+        let settled = self.write(key, Writing { wish, is_patient, reports, places }).await;
         let Some(share) = self.shares.get_mut(key) else { return };
         let now = Instant::now();
         share.not_before = now + self.options.write_pause;
@@ -329,6 +383,7 @@ impl Keeper {
                 share.shown = Some(amounts.clone());
                 (share.surplus_since, share.written) = (None, now);
                 share.limits = Some(amounts.spending_limits);
+                share.places = places.map(<[_]>::to_vec);
                 let usable = share.ledger.usable;
                 self.holder.show(key, amounts.clone());
                 self.refuse_beyond(&amounts, usable, wish);

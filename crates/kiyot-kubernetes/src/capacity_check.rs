@@ -122,6 +122,10 @@ struct Uncounted;
 impl Counter for Uncounted {
     fn called(&self, _: &'static str, _: &'static str, _: Duration) {}
     fn event_dropped(&self) {}
+    fn budgets_read(&self) {}
+
+    fn swept(&self, _outcome: &'static str) {}
+
     fn capacity_unapplied(&self, _: usize) {}
     fn cells_exhausted(&self, _: bool) {}
 }

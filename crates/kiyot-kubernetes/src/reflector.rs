@@ -42,6 +42,8 @@ pub(crate) trait Watched: Send + 'static {
     fn end_list(&mut self);
     /// Takes a change: `ADDED`, `MODIFIED` or `DELETED`.
     fn changed(&mut self, change: &str, object: Self::Object);
+    /// Notes that what is known is current.
+    fn is_read(&self) {}
     /// Logs the first failure of a row.
     fn log_failed(failure: &Failure);
     /// Logs the end of a row of failures.
@@ -113,6 +115,9 @@ impl<W: Watched> Reflector<W> {
             } else {
                 self.list().await.map(|listed| position = listed)
             };
+            if outcome.is_ok() {
+                self.watched.is_read();
+            }
             match outcome {
                 // A list ends no row of failures of the watch.
                 Ok(()) if has_watch_failed && !is_watch => {}
@@ -205,6 +210,7 @@ impl<W: Watched> Reflector<W> {
             while let Some(end) = read.iter().position(|byte| *byte == b'\n') {
                 let line = read.split_to(end + 1);
                 self.changed(&line, position)?;
+                self.watched.is_read();
                 *has_change = true;
                 self.has_expired = false;
                 self.succeeded();

@@ -2,16 +2,19 @@
 //!
 //! Memory has the amounts of each budget alone.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use kiyot_values::budget_key::BudgetKey;
 use tokio::sync::watch;
 
-use super::object::{Amounts, CellBudget};
-use crate::{call::Call, failure::Failure, reflector::Watched};
+use super::object::{Amounts, CellBudget, OtherEntry};
+use crate::{call::Call, counter::Counter, failure::Failure, reflector::Watched};
 
 /// Most budgets that are remembered.
 const MAX_BUDGETS: usize = 4096;
+/// Most entries of other nodes that are remembered of a budget, to be swept: a random part of them,
+/// so that all nodes together look at all.
+const MAX_OTHERS: usize = 8;
 
 /// The budgets that are known.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -27,6 +30,8 @@ pub(super) struct Known {
 pub(super) struct KnownBudget {
     pub(super) uid: String,
     pub(super) amounts: Amounts,
+    /// A part of the entries of other nodes that may be swept.
+    pub(super) others: Vec<OtherEntry>,
 }
 
 impl Known {
@@ -41,6 +46,7 @@ impl Known {
 /// Watches the budgets for a node.
 pub(super) struct Budgets {
     pub(super) node: String,
+    pub(super) counter: Arc<dyn Counter>,
     pub(super) known: watch::Sender<Known>,
     /// The budgets of the list so far.
     pub(super) listed: Known,
@@ -49,7 +55,8 @@ pub(super) struct Budgets {
 impl Budgets {
     fn known(&self, budget: &CellBudget) -> (BudgetKey, KnownBudget) {
         let (uid, amounts) = (budget.uid().to_owned(), budget.amounts(&self.node));
-        (budget.key(), KnownBudget { uid, amounts })
+        let others = fastrand::choose_multiple(budget.sweepable(&self.node), MAX_OTHERS);
+        (budget.key(), KnownBudget { uid, amounts, others })
     }
 }
 
@@ -94,6 +101,10 @@ impl Watched for Budgets {
         });
     }
 
+    fn is_read(&self) {
+        self.counter.budgets_read();
+    }
+
     fn log_failed(failure: &Failure) {
         tracing::warn!(
             error = %failure,
@@ -115,7 +126,7 @@ mod tests {
     fn budgets_beyond_the_bound_are_noted_and_not_taken_for_absent() {
         let mut known = Known::default();
         let amounts = || Amounts { limit: Some(1), ..Amounts::default() };
-        let budget = || KnownBudget { uid: "u".to_owned(), amounts: amounts() };
+        let budget = || KnownBudget { uid: "u".to_owned(), amounts: amounts(), others: Vec::new() };
         let key = |number| BudgetKey { namespace: format!("n{number}"), name: "cells".to_owned() };
         for number in 0..MAX_BUDGETS {
             assert!(known.insert(key(number), budget()));

@@ -53,9 +53,27 @@ struct Share {
     serial: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     spent: Option<Spent>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    places: Option<Vec<String>>,
     /// Fields of a later version.
     #[serde(flatten)]
     further: Map<String, Value>,
+}
+
+impl Share {
+    fn places(&self) -> &[String] {
+        self.places.as_deref().unwrap_or_default()
+    }
+
+    fn month(&self) -> Option<Date> {
+        Some(self.spent.as_ref()?.read()?.date.first_of_month())
+    }
+
+    /// Returns whether it counts nothing any more: no share, and nothing spent since a month began.
+    fn is_over(&self, month: Option<Date>) -> bool {
+        self.hourly_micros == 0
+            && (self.spent.is_none() || self.month().is_some_and(|own| Some(own) < month))
+    }
 }
 
 /// The cost of a node's cells on a date and in its month.
@@ -99,6 +117,21 @@ pub struct Amounts {
     pub spenders: u64,
     /// The cost that the node has reported.
     pub own_spent: Option<Spending>,
+    /// The places of the node's instances, as its entry has them.
+    pub places: Vec<String>,
+}
+
+/// The entry of another node that may be swept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct OtherEntry {
+    /// The node.
+    pub(super) node: String,
+    /// The number of the node's last write.
+    pub(super) serial: u64,
+    /// The share.
+    pub(super) hourly_micros: u64,
+    /// The places of the node's instances.
+    pub(super) places: Vec<String>,
 }
 
 impl Amounts {
@@ -179,6 +212,7 @@ impl CellBudget {
             if share.node == node {
                 amounts.own = Some(share.hourly_micros);
                 amounts.own_spent = spent;
+                amounts.places = share.places().to_vec();
                 continue;
             }
             amounts.others = amounts.others.saturating_add(share.hourly_micros);
@@ -194,13 +228,23 @@ impl CellBudget {
     }
 
     /// Returns the patch of the status with another share of a node and what its cells have cost,
-    /// which is kept while a limit counts it; without either with none. It has the version that was
-    /// read, so that the API server refuses it once another write came between, and differs from
-    /// what was read by its serial at least.
-    pub fn patch(&self, node: &str, hourly_micros: u64, spent: Spending) -> Value {
+    /// which is kept while a limit counts it; without either with none. A share has the places of
+    /// the node's instances, if they are known. The patch has the version that was read, so that
+    /// the API server refuses it once another write came between, and differs from what was read by
+    /// its serial at least.
+    pub fn patch(
+        &self,
+        node: &str,
+        hourly_micros: u64,
+        spent: Spending,
+        places: Option<&[String]>,
+    ) -> Value {
         let amounts = self.amounts(node);
         let counts = !amounts.spending_limits.is_empty() && spent.month > Cost::default();
         let own = counts.then(|| Spent::of(spent));
+        let places = places.unwrap_or(&amounts.places);
+        let is_placed = hourly_micros > 0 && !places.is_empty();
+        let places = is_placed.then(|| places.to_vec());
         let mut shares = self.shares().to_vec();
         match shares.iter().position(|share| share.node == node) {
             Some(at) if hourly_micros == 0 && own.is_none() => {
@@ -211,15 +255,26 @@ impl CellBudget {
                     share.hourly_micros = hourly_micros;
                     share.serial = share.serial.saturating_add(1);
                     share.spent = own;
+                    share.places = places;
                 }
             }
             None if hourly_micros == 0 && own.is_none() => {}
             None => {
                 let (node, further) = (node.to_owned(), Map::new());
-                shares.push(Share { node, hourly_micros, serial: 1, spent: own, further });
+                let serial = 1;
+                shares.push(Share { node, hourly_micros, serial, spent: own, places, further });
             }
         }
         let reserved = amounts.others.saturating_add(hourly_micros);
+        self.patch_of(&shares, (&amounts, reserved), ("spent", amounts.shown(spent)))
+    }
+
+    fn patch_of(
+        &self,
+        shares: &[Share],
+        (amounts, reserved): (&Amounts, u64),
+        (field, value): (&str, Value),
+    ) -> Value {
         let left = amounts.limit.map(|limit| dollars(limit.saturating_sub(reserved)));
         json!({
             "metadata": { "resourceVersion": self.metadata.resource_version },
@@ -227,9 +282,48 @@ impl CellBudget {
                 "shares": shares,
                 "reserved": dollars(reserved),
                 "left": left,
-                "spent": amounts.shown(spent),
+                field: value,
             },
         })
+    }
+
+    /// Returns the latest month in which another node has reported something.
+    fn latest_month(&self, node: &str) -> Option<Date> {
+        self.shares().iter().filter(|share| share.node != node).filter_map(Share::month).max()
+    }
+
+    /// Returns the entries of other nodes that may be swept: a share whose places are known, or
+    /// nothing that counts any more. That a month is over is the word of a third node, as for the
+    /// policy.
+    pub(super) fn sweepable(&self, node: &str) -> impl Iterator<Item = OtherEntry> {
+        let latest = self.latest_month(node);
+        let may_be = move |share: &&Share| {
+            share.node != node
+                && (share.hourly_micros > 0 && !share.places().is_empty() || share.is_over(latest))
+        };
+        self.shares().iter().filter(may_be).map(|share| OtherEntry {
+            node: share.node.clone(),
+            serial: share.serial,
+            hourly_micros: share.hourly_micros,
+            places: share.places().to_vec(),
+        })
+    }
+
+    /// Returns the patch that sweeps the entry of another node: its share becomes nothing, and what
+    /// it has spent stays; an entry that counts nothing any more is removed.
+    pub(super) fn sweep(&self, entry: &OtherEntry, today: Date) -> Option<Value> {
+        let mut shares = self.shares().to_vec();
+        let at = shares.iter().position(|share| share.node == entry.node)?;
+        let share = shares.get_mut(at)?;
+        if share.hourly_micros > 0 {
+            share.hourly_micros = 0;
+        } else if share.is_over(Some(today.first_of_month())) {
+            shares.remove(at);
+        } else {
+            return None;
+        }
+        let amounts = self.amounts(&entry.node);
+        Some(self.patch_of(&shares, (&amounts, amounts.others), ("swept", json!(entry.node))))
     }
 }
 
@@ -265,7 +359,8 @@ mod tests {
                 "status": { "shares": shares, "reserved": reserved, "left": left, "spent": null },
             })
         };
-        let patch = |budget: &CellBudget, share| budget.patch("a", share, Spending::default());
+        let patch =
+            |budget: &CellBudget, share| budget.patch("a", share, Spending::default(), None);
         let grown = status(json!([own(2_000_000, 8), other]), "2.5000", "0.0000");
         assert_eq!(patch(&both, 2_000_000), grown);
         // A write without another amount is a change too.
@@ -315,7 +410,7 @@ mod tests {
             ..Amounts::default()
         };
         assert_eq!(object.amounts("a"), expected);
-        let status = &object.patch("a", 0, spent("2026-11-30", 250_000, 750_000))["status"];
+        let status = &object.patch("a", 0, spent("2026-11-30", 250_000, 750_000), None)["status"];
         let shown = json!({
             "date": "2026-11-30",
             "day": "1.2500", "dayLeft": "8.7500",
@@ -325,10 +420,91 @@ mod tests {
         assert_eq!(status["shares"][4], entry("a", 0, "2026-11-30", 250_000, 750_000));
         // Nothing in this month, and no limit.
         let none = spent("2026-12-01", 0, 0);
-        assert_eq!(object.patch("d", 0, none)["status"]["shares"].as_array().unwrap().len(), 3);
-        let status = &budget(shares).patch("d", 1, spent("2026-11-30", 1, 1))["status"];
+        let left = object.patch("d", 0, none, None)["status"]["shares"].clone();
+        assert_eq!(left.as_array().unwrap().len(), 3);
+        let status = &budget(shares).patch("d", 1, spent("2026-11-30", 1, 1), None)["status"];
         assert_eq!(status["shares"][2], json!({ "node": "d", "hourlyMicros": 1, "serial": 2 }));
         assert_eq!(status["spent"], Value::Null);
+    }
+
+    /// Verifies K26.
+    #[test]
+    fn share_has_the_places_of_its_node_while_it_is_one() {
+        let none = Spending::default();
+        let entry = |places: Value| {
+            let mut entry = json!({ "node": "a", "hourlyMicros": 1, "serial": 1 });
+            entry["places"] = places;
+            entry
+        };
+        let places = |budget: &CellBudget, share, places: Option<&[String]>| {
+            budget.patch("a", share, none, places)["status"]["shares"][0]["places"].clone()
+        };
+        let (here, there) = (["here".to_owned()], ["there".to_owned()]);
+        let placed = budget(json!([entry(json!(here))]));
+        assert_eq!(placed.amounts("a").places, here);
+        assert_eq!(places(&budget(json!([])), 1, Some(&here)), json!(here));
+        assert_eq!(places(&placed, 2, Some(&there)), json!(there));
+        assert_eq!(places(&placed, 2, None), json!(here), "not known for a moment");
+        assert_eq!(places(&placed, 2, Some(&[])), Value::Null);
+        // That of another node stays as it is, also if it is empty.
+        let shares = placed.patch("b", 1, none, Some(&there))["status"]["shares"].clone();
+        assert_eq!(shares[0], entry(json!(here)));
+        let empty = budget(json!([entry(json!([]))]));
+        assert_eq!(empty.patch("b", 1, none, None)["status"]["shares"][0], entry(json!([])));
+    }
+
+    /// Verifies K26.
+    #[test]
+    fn sweep_gives_a_share_back_and_unspends_nothing() {
+        let entry = |node: &str, micros: u64, date: Option<&str>| {
+            let mut entry = json!({
+                "node": node, "hourlyMicros": micros, "serial": 3, "places": ["here"], "later": 1,
+            });
+            if let Some(date) = date {
+                entry["spent"] = json!({ "date": date, "dayMicros": 1, "monthMicros": 2 });
+            }
+            entry
+        };
+        let before = [
+            entry("me", 5, Some("2027-03-01")),
+            entry("b", 7, Some("2026-11-30")),
+            entry("c", 0, Some("2026-11-30")),
+            entry("d", 0, Some("2026-12-01")),
+            entry("e", 0, None),
+        ];
+        let object = budget(json!(before));
+        let nodes = |object: &CellBudget| -> Vec<String> {
+            object.sweepable("me").map(|entry| entry.node).collect()
+        };
+        // The month of d is that of a third node for c, and for none it is over.
+        assert_eq!(nodes(&object), ["b", "c", "e"]);
+        let without_a_third = budget(json!([before[0], before[2]]));
+        assert!(nodes(&without_a_third).is_empty(), "the own month alone proves nothing");
+        let mut without_places = before[1].clone();
+        without_places.as_object_mut().unwrap().remove("places");
+        assert!(nodes(&budget(json!([without_places]))).is_empty());
+        let swept = |node: &str, today: &str| {
+            let (serial, hourly_micros, places) = (3, 0, Vec::new());
+            let entry = OtherEntry { node: node.to_owned(), serial, hourly_micros, places };
+            object.sweep(&entry, today.parse().unwrap())
+        };
+        let patch = swept("b", "2026-11-30").unwrap();
+        let mut expected = before.to_vec();
+        expected[1]["hourlyMicros"] = json!(0);
+        assert_eq!(
+            patch["status"],
+            json!({
+                "shares": expected, "reserved": "0.000005", "left": "2.499995", "swept": "b",
+            })
+        );
+        assert_eq!(patch["metadata"]["resourceVersion"], "7");
+        assert_eq!(swept("c", "2026-11-30"), None, "its month goes on here");
+        for (node, at) in [("c", 2), ("e", 4)] {
+            let mut left = before.to_vec();
+            left.remove(at);
+            assert_eq!(swept(node, "2026-12-01").unwrap()["status"]["shares"], json!(left));
+        }
+        assert_eq!(swept("unknown", "2026-12-01"), None);
     }
 
     #[test]

@@ -93,6 +93,8 @@ pub(super) struct Writing<'w> {
     pub(super) is_patient: bool,
     /// True if what cells have cost is written with the same share too.
     pub(super) reports: bool,
+    /// The places of the node's instances, if they are known.
+    pub(super) places: Option<&'w [String]>,
 }
 
 /// Has the API, the record and the launches of a node agree on its share, as far as it can grow.
@@ -100,7 +102,7 @@ pub(super) async fn settle(
     (api, holder): (&dyn Api, &dyn ShareHolder),
     (node, key): (&str, &BudgetKey),
     ledger: &mut Ledger,
-    Writing { wish, is_patient, reports }: Writing<'_>,
+    Writing { wish, is_patient, reports, places }: Writing<'_>,
 ) -> Result<Settled, SettleError> {
     let budget = match api.get(key).await {
         Err(Failure::NotFound(_)) => return Ok(Settled::Absent),
@@ -129,7 +131,7 @@ pub(super) async fn settle(
     if target == own && ledger.usable == own && !reports {
         return Ok(Settled::Done(amounts));
     }
-    let written = match api.patch(key, budget.patch(node, target, wish.spent)).await {
+    let written = match api.patch(key, budget.patch(node, target, wish.spent, places)).await {
         Ok(written) => written,
         Err(Failure::Conflict(_)) => return Ok(Settled::Conflict),
         Err(Failure::NotFound(_)) => return Ok(Settled::Absent),

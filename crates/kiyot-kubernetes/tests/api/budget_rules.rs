@@ -32,7 +32,29 @@ fn budget(dollars: &str, shares: &[u64]) -> Value {
 fn patched(object: &Value, node: &str, share: u64) -> Value {
     let budget: CellBudget = serde_json::from_value(object.clone()).unwrap();
     let mut object = object.clone();
-    object["status"] = budget.patch(node, share, Spending::default())["status"].clone();
+    object["status"] = budget.patch(node, share, Spending::default(), None)["status"].clone();
+    object
+}
+
+/// Returns a budget after a change of the entry of a number, which the writer names as swept.
+fn swept(object: &Value, number: usize, change: impl FnOnce(&mut Vec<Value>)) -> Value {
+    let mut object = object.clone();
+    let status = &mut object["status"];
+    status["swept"] = status["shares"][number]["node"].clone();
+    change(status["shares"].as_array_mut().unwrap());
+    object
+}
+
+/// Returns a budget whose entries have reported a cost on these dates.
+fn reported(shares: &[u64], dates: &[&str]) -> Value {
+    let mut object = budget("1", &vec![1; shares.len()]);
+    for (number, (share, date)) in shares.iter().zip(dates).enumerate() {
+        let entry = &mut object["status"]["shares"][number];
+        entry["hourlyMicros"] = json!(share);
+        if !date.is_empty() {
+            entry["spent"] = json!({ "date": date, "dayMicros": 1, "monthMicros": 2 });
+        }
+    }
     object
 }
 
@@ -54,13 +76,18 @@ fn definition_of_budgets_is_structural_and_has_every_field_of_the_patch() {
     let budget: CellBudget = serde_json::from_value(object.clone()).unwrap();
     let (day, month) = (Cost::from_micros(1), Cost::from_micros(2));
     let spent = Spending { date: "2026-11-30".parse().unwrap(), day, month };
-    object["status"] = budget.patch("worker-1", 1, spent)["status"].clone();
+    let place = ["region eu-west-1, vpc-0abc, cluster production".to_owned()];
+    object["status"] = budget.patch("worker-1", 1, spent, Some(&place))["status"].clone();
+    object["status"]["swept"] = json!("worker-2");
     object.as_object_mut().unwrap().remove("metadata");
     let head = [".apiVersion", ".kind"];
     assert_schema_has_every_field_of(version, &object, &head);
     let schema = &version["schema"]["openAPIV3Schema"];
     // The cost of the rule is bounded by it.
-    assert_eq!(schema["properties"]["status"]["properties"]["shares"]["maxItems"], 1000);
+    let shares = &schema["properties"]["status"]["properties"]["shares"];
+    assert_eq!(shares["maxItems"], 1000);
+    let places = &shares["items"]["properties"]["places"];
+    assert_eq!((&places["maxItems"], &places["items"]["maxLength"]), (&json!(8), &json!(512)));
 }
 
 /// Verifies K21.
@@ -189,6 +216,130 @@ fn rows() -> Vec<Row> {
     ]
 }
 
+fn sweeps() -> Vec<Row> {
+    const NO_SWEEP: &str = "is not swept by node worker-1";
+    let me = || token("worker-1");
+    let both = budget("1", &[400_000, 500_000, 600_000]);
+    let of_two = |change: fn(&mut Value)| {
+        let mut placed = both.clone();
+        placed["status"]["shares"][1]["places"] = json!(["here"]);
+        placed["status"]["shares"][1]["spent"] = json!({ "date": "2026-11-30", "dayMicros": 1 });
+        let new = swept(&placed, 1, |shares| change(&mut shares[1]));
+        status(me(), &placed, new)
+    };
+    let removed = |old: &Value| status(me(), old, swept(old, 1, |shares| drop(shares.remove(1))));
+    let spent = |dates: &[&str]| reported(&[0, 0, 0], dates);
+    let mut named = both.clone();
+    named["status"]["swept"] = json!("worker-2");
+    let after_a_sweep = |share| patched(&named, "worker-1", share);
+    vec![
+        ("share to 0", of_two(|entry| entry["hourlyMicros"] = json!(0)), ""),
+        ("share to less", of_two(|entry| entry["hourlyMicros"] = json!(1)), NO_SWEEP),
+        ("share to more", of_two(|entry| entry["hourlyMicros"] = json!(600_000)), NO_SWEEP),
+        ("serial alone", of_two(|entry| entry["serial"] = json!(2)), NO_SWEEP),
+        (
+            "share to 0 with another cost",
+            of_two(|entry| {
+                entry["hourlyMicros"] = json!(0);
+                entry["spent"]["dayMicros"] = json!(0);
+            }),
+            NO_SWEEP,
+        ),
+        (
+            "share to 0 without a cost",
+            of_two(|entry| {
+                entry["hourlyMicros"] = json!(0);
+                entry.as_object_mut().unwrap().remove("spent");
+            }),
+            NO_SWEEP,
+        ),
+        (
+            "share to 0 with another field",
+            of_two(|entry| {
+                entry["hourlyMicros"] = json!(0);
+                entry["later"] = json!(1);
+            }),
+            NO_SWEEP,
+        ),
+        (
+            "two shares to 0",
+            status(me(), &both, {
+                swept(&both, 1, |shares| {
+                    shares[1]["hourlyMicros"] = json!(0);
+                    shares[2]["hourlyMicros"] = json!(0);
+                })
+            }),
+            "shares of other nodes are not written",
+        ),
+        (
+            "a new entry",
+            status(
+                me(),
+                &both,
+                swept(&both, 1, |shares| {
+                    shares.remove(1);
+                    shares.push(json!({ "node": "worker-2", "hourlyMicros": 1, "serial": 1 }));
+                }),
+            ),
+            NO_SWEEP,
+        ),
+        (
+            "an entry that was not there",
+            status(me(), &budget("1", &[1]), {
+                let mut made = budget("1", &[1, 1]);
+                made["status"]["swept"] = json!("worker-2");
+                made
+            }),
+            NO_SWEEP,
+        ),
+        ("own after a sweep", status(me(), &named, after_a_sweep(1)), ""),
+        (
+            "own after a sweep of itself",
+            status(token("worker-2"), &named, patched(&named, "worker-2", 1)),
+            "",
+        ),
+        (
+            "own and the share to 0",
+            status(me(), &both, {
+                swept(&patched(&both, "worker-1", 1), 1, |shares| {
+                    shares[1]["hourlyMicros"] = json!(0);
+                })
+            }),
+            "",
+        ),
+        ("removed with a share", removed(&both), NO_SWEEP),
+        ("removed without a cost", removed(&spent(&["2026-11-30", "", "2026-11-30"])), ""),
+        (
+            "removed in its month",
+            { removed(&spent(&["2026-11-30", "2026-11-01", "2026-11-30"])) },
+            NO_SWEEP,
+        ),
+        (
+            "removed in the next month of a third node",
+            { removed(&spent(&["", "2026-11-30", "2026-12-01"])) },
+            "",
+        ),
+        ("removed in the next year", removed(&spent(&["", "2026-12-31", "2027-01-01"])), ""),
+        (
+            "removed by the own word alone",
+            { removed(&spent(&["2027-01-01", "2026-11-30", "2026-11-30"])) },
+            NO_SWEEP,
+        ),
+        (
+            "removed with a share in the next month",
+            { removed(&reported(&[0, 1, 0], &["", "2026-11-30", "2026-12-01"])) },
+            NO_SWEEP,
+        ),
+    ]
+}
+
+/// Verifies K26.
+#[test]
+fn policy_of_budgets_admits_the_sweep_of_one_entry_that_unspends_nothing() {
+    let wrong = wrong(&denying(POLICY), &sweeps());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// Verifies K22.
 #[test]
 fn policy_of_budgets_admits_changes_of_the_own_nodes_share_alone() {
@@ -202,5 +353,5 @@ fn each_part_of_the_policy_of_budgets_denies_what_no_other_part_denies() {
     let policies = denying(POLICY);
     let [policy] = &policies[..] else { panic!("{policies:?}") };
     let parts = ["/spec/validations", "/spec/matchConstraints/resourceRules/0/resources"];
-    assert_each_part_denies(policy, &parts, &rows());
+    assert_each_part_denies(policy, &parts, &[rows(), sweeps()].concat());
 }

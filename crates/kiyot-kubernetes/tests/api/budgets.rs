@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use kiyot_kubernetes::{
     BudgetKeeper, BudgetOptions, ShareHolder,
-    budgets::{Amounts, OrderWish, RecordedShare, Wish},
+    budgets::{Amounts, OrderWish, Places, RecordedShare, Wish},
 };
 use kiyot_testkit::{ApiFault, ApiServer, Verb, log::CapturedLog, wait_for};
 use kiyot_values::{
@@ -41,7 +41,7 @@ fn key() -> BudgetKey {
 }
 
 #[derive(Debug, Default)]
-struct Played {
+pub(crate) struct Played {
     /// The prices of the cells of namespace web, in dollars.
     cells: Vec<u64>,
     orders: Vec<u64>,
@@ -49,9 +49,16 @@ struct Played {
     /// The share of each known budget, in millionths of a dollar.
     shares: BTreeMap<String, u64>,
     disk: BTreeMap<String, RecordedShare>,
-    spent: Spending,
+    pub(crate) spent: Spending,
     shown: Amounts,
     are_known: bool,
+    /// The place in which the node looks.
+    pub(crate) place: Option<String>,
+    /// The lists of other nodes' instances, and whether they show some.
+    pub(crate) lists: Vec<(String, String)>,
+    pub(crate) instances: Option<bool>,
+    /// The lists that show none although there are some.
+    pub(crate) stale_lists: usize,
 }
 
 /// Played cells of a node.
@@ -70,11 +77,11 @@ impl Holder {
         Arc::new(holder)
     }
 
-    fn played(&self) -> MutexGuard<'_, Played> {
+    pub(crate) fn played(&self) -> MutexGuard<'_, Played> {
         self.played.lock().unwrap()
     }
 
-    fn order(&self, price: u64) {
+    pub(crate) fn order(&self, price: u64) {
         self.played().orders.push(price);
         self.launch();
         self.asked.notify_one();
@@ -96,24 +103,24 @@ impl Holder {
     }
 
     /// Orders again what was refused, as kubelets do.
-    fn retry(&self) {
+    pub(crate) fn retry(&self) {
         let refused = std::mem::take(&mut self.played().refused);
         refused.into_iter().for_each(|price| self.order(price));
     }
 
-    fn end(&self, number: usize) {
+    pub(crate) fn end(&self, number: usize) {
         self.played().cells.truncate(number);
     }
 
-    fn cells(&self) -> usize {
+    pub(crate) fn cells(&self) -> usize {
         self.played().cells.len()
     }
 
-    fn refused(&self) -> usize {
+    pub(crate) fn refused(&self) -> usize {
         self.played().refused.len()
     }
 
-    fn share(&self) -> Option<u64> {
+    pub(crate) fn share(&self) -> Option<u64> {
         self.played().shares.get(&key().to_string()).copied()
     }
 }
@@ -149,6 +156,21 @@ impl ShareHolder for Holder {
         let orders = played.orders.iter().zip(0..).map(order).collect();
         let held = played.cells.iter().sum::<u64>() * 1_000_000;
         [("web".to_owned(), Wish { held, spent: played.spent, orders })].into()
+    }
+
+    fn places(&self) -> Option<Places> {
+        let played = self.played();
+        let places = played.place.iter().cloned();
+        Some(Places { looks_in: places.collect(), elsewhere: Vec::new() })
+    }
+
+    async fn has_instances_of(&self, node: &str, place: &str) -> Result<bool, String> {
+        let mut played = self.played();
+        played.lists.push((node.to_owned(), place.to_owned()));
+        let is_stale = played.stale_lists > 0;
+        played.stale_lists = played.stale_lists.saturating_sub(1);
+        let found = played.instances.ok_or_else(|| "denied".to_owned())?;
+        Ok(found && !is_stale)
     }
 
     fn counts_all_instances(&self) -> bool {
@@ -210,25 +232,27 @@ pub(crate) fn keep(
         patience: Duration::from_millis(200),
         scarce_patience: Duration::from_millis(50),
         report_period: Duration::from_millis(500),
+        sweep_period: Duration::from_millis(50),
+        deleted_for: Duration::from_millis(200),
         first_pause: Duration::from_millis(20),
         ..BudgetOptions::new(options(api).access, node.to_owned())
     };
     BudgetKeeper::start(options, Arc::clone(holder) as _, Arc::clone(calls) as _)
 }
 
-async fn budgeted(dollars: &str) -> ApiServer {
+pub(crate) async fn budgeted(dollars: &str) -> ApiServer {
     let api = ApiServer::start(&[budget_definition()]).await;
     put_budget(&api, "web", dollars, "u");
     api
 }
 
 /// Returns a field of the status of the budget of web.
-fn status(api: &ApiServer, field: &str) -> Value {
+pub(crate) fn status(api: &ApiServer, field: &str) -> Value {
     api.objects("cellbudgets")["web/cells"]["status"][field].clone()
 }
 
 /// Returns the shares of nodes, in millionths of a dollar.
-fn shares(api: &ApiServer) -> Vec<(String, u64)> {
+pub(crate) fn shares(api: &ApiServer) -> Vec<(String, u64)> {
     let shares = status(api, "shares");
     let shares = shares.as_array().into_iter().flatten();
     let share = |share: &Value| {
@@ -242,7 +266,7 @@ fn own(share: u64) -> Vec<(String, u64)> {
 }
 
 /// Changes the budget of web as another client.
-fn change(api: &ApiServer, change: impl FnOnce(&mut Value)) {
+pub(crate) fn change(api: &ApiServer, change: impl FnOnce(&mut Value)) {
     let mut budget = api.objects("cellbudgets")["web/cells"].clone();
     change(&mut budget);
     api.put("cellbudgets", budget);
@@ -442,7 +466,7 @@ async fn namespaces_without_a_budget_wait_for_the_list_alone() {
     assert_eq!(writes(&api.recorded()).len(), 0);
 }
 
-fn spent(date: &str, micros: u64) -> Spending {
+pub(crate) fn spent(date: &str, micros: u64) -> Spending {
     let cost = Cost::from_micros(micros);
     Spending { date: date.parse().unwrap(), day: cost, month: cost }
 }

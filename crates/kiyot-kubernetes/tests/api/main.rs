@@ -13,4 +13,5 @@ mod owners;
 mod pods;
 mod policy;
 mod rights;
+mod sweep;
 mod world;

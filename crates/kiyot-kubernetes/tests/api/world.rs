@@ -89,6 +89,14 @@ impl Counter for Calls {
         self.called("create events", "dropped", Duration::ZERO);
     }
 
+    fn budgets_read(&self) {
+        self.called("watch cellbudgets", "read", Duration::ZERO);
+    }
+
+    fn swept(&self, outcome: &'static str) {
+        self.called("sweep", outcome, Duration::ZERO);
+    }
+
     fn capacity_unapplied(&self, figures: usize) {
         self.unapplied.store(figures, Ordering::Relaxed);
     }

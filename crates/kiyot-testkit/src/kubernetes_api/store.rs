@@ -216,6 +216,9 @@ impl Objects {
                 let (mut object, owners) = (current.object.clone(), current.owners.clone());
                 check_version(&object, &sent["metadata"]["resourceVersion"])?;
                 merge(&mut object, &sent);
+                if let Some(schema) = self.schemas.get(resource) {
+                    prune_object(&mut object, schema);
+                }
                 Ok((200, self.store(resource, &key, Stored { object, owners })))
             }
             Verb::Patch => {

@@ -1,15 +1,24 @@
 //! Shares of CellBudgets: their records, and the engine's part.
 
+use std::time::Duration;
+
 use kiyot_engine::{
     StoreError,
     engine::{BudgetFigures, NamespaceNeed, RecordedShare},
     id::SandboxId,
+    provider::{ErrorClass, ProviderError},
 };
 use kiyot_proto::store::BudgetShare;
 use kiyot_values::{budget_key::BudgetKey, price::Price};
 
 use super::Cells;
-use crate::backends::milpa::store::{Batch, Table};
+use crate::backends::milpa::{
+    providers::within,
+    store::{Batch, Table},
+};
+
+/// Bounds the list of another node's instances, beyond the provider's own limit.
+const OTHERS_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Cells {
     /// Has namespaces keep to budgets, at first to the recorded shares. Called before the first
@@ -59,6 +68,25 @@ impl Cells {
     /// namespaces.
     pub fn budget_needs(&self) -> Vec<NamespaceNeed> {
         self.shared.with_core(|core, now| core.engine.budget_needs(now))
+    }
+
+    /// Returns the places of the node's instances that outlive it, with those in which no provider
+    /// looks; `None` while a provider's place is not known.
+    pub fn places(&self) -> Option<(Vec<String>, Vec<String>)> {
+        let outlive = self.shared.sources.iter().filter(|it| !it.capabilities.ends_with_node);
+        let looks_in: Option<_> = outlive.map(|source| source.provider.shared_place()).collect();
+        let elsewhere = self.shared.core().engine.other_places();
+        Some((looks_in?, elsewhere.keys().map(ToString::to_string).collect()))
+    }
+
+    /// Returns whether another node has instances in a place, by a whole list of them.
+    pub async fn has_instances_of(&self, node: &str, place: &str) -> Result<bool, ProviderError> {
+        let mut sources = self.shared.sources.iter();
+        let source = sources.find(|it| it.provider.shared_place().as_deref() == Some(place));
+        let doing = "list the instances of another node";
+        let unknown = || ProviderError::without_cause(ErrorClass::NotFound, doing);
+        let call = source.ok_or_else(unknown)?.provider.has_instances_of(node);
+        within(OTHERS_TIMEOUT, doing, call).await
     }
 
     /// Returns true if all instances of this node belong to known cells.

@@ -688,3 +688,19 @@ async fn shutdown_leaves_cells_running() {
     assert!(matches!(world.cells.terminate(&cell, "late").await, Err(CellError::Stopping)));
     assert!(matches!(world.launch().1.await.unwrap(), Err(CellError::Starting)));
 }
+
+/// Verifies K26.
+#[tokio::test]
+async fn places_are_those_of_providers_whose_instances_outlive_the_node() {
+    let mut world = World::new(config()).await;
+    assert_eq!(world.cells.places(), Some((vec![], vec![])));
+    for (shared, expected) in [("", None), ("here", Some((vec!["here".to_owned()], vec![])))] {
+        *locked(&world.provider.shared) = Some(shared);
+        world.restart().await;
+        assert_eq!(world.cells.places(), expected);
+    }
+    let found = async |node, place| world.cells.has_instances_of(node, place).await;
+    assert!(found("other", "here").await.unwrap());
+    assert!(!found("third", "here").await.unwrap());
+    found("third", "there").await.unwrap_err();
+}

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::budgets::{OrderWish, RecordedShare};
+use crate::budgets::{OrderWish, Places, RecordedShare};
 
 const NODES: usize = 10;
 const LIMIT: u64 = 12;
@@ -215,6 +215,14 @@ impl ShareHolder for Node {
         BTreeMap::new()
     }
 
+    fn places(&self) -> Option<Places> {
+        None
+    }
+
+    async fn has_instances_of(&self, _node: &str, _place: &str) -> Result<bool, String> {
+        Ok(false)
+    }
+
     fn counts_all_instances(&self) -> bool {
         self.world().nodes[self.number].strays.is_empty()
     }
@@ -272,7 +280,7 @@ impl Daemon {
         Self::Writing(Box::pin(async move {
             let name = name(node.number);
             let (parts, subject) = ((&node as _, &node as _), (name.as_str(), &key()));
-            let writing = Writing { wish: &wish, is_patient, reports: false };
+            let writing = Writing { wish: &wish, is_patient, reports: false, places: None };
             let settled = settle(parts, subject, &mut ledger, writing).await;
             (ledger, settled)
         }))

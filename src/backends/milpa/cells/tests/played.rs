@@ -61,6 +61,8 @@ pub(super) struct Played {
     pub(super) instances: Mutex<BTreeMap<InstanceId, bool>>,
     pub(super) lists: AtomicUsize,
     pub(super) acts: Mutex<BTreeMap<&'static str, VecDeque<Act>>>,
+    /// The place of instances that outlive the node; empty while it is not known.
+    pub(super) shared: Mutex<Option<&'static str>>,
 }
 
 impl Played {
@@ -71,6 +73,7 @@ impl Played {
             instances: Mutex::default(),
             lists: AtomicUsize::new(0),
             acts: Mutex::default(),
+            shared: Mutex::default(),
         }
     }
 
@@ -140,6 +143,7 @@ impl Provider for Played {
             own_users: true,
             own_devices: true,
             listing_period: self.listing_period,
+            ends_with_node: locked(&self.shared).is_none(),
             ..netns::CAPABILITIES
         }
     }
@@ -173,6 +177,14 @@ impl Provider for Played {
         self.lists.fetch_add(1, Ordering::SeqCst);
         let instances = locked(&self.instances);
         Ok(instances.iter().map(|(id, running)| instance(id, *running)).collect())
+    }
+
+    fn shared_place(&self) -> Option<String> {
+        locked(&self.shared).filter(|place| !place.is_empty()).map(str::to_owned)
+    }
+
+    async fn has_instances_of(&self, node: &str) -> Result<bool, ProviderError> {
+        Ok(node == "other")
     }
 
     async fn describe(&self, id: &InstanceId) -> Result<Instance, ProviderError> {
