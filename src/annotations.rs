@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use kiyot_config::PROVIDERS;
 use kiyot_engine::request::{
     CellRequest,
     keys::{
@@ -19,11 +20,11 @@ use self::{
     healthy_timeout::healthy_timeout,
     instance_profile::instance_profile,
     instance_type::instance_type,
+    isolation::isolation,
     launch_type::launch_type,
     max_price::max_price,
     misspelling::meant_by,
     network::{cloud_routes, security_groups},
-    provider::{isolation, provider},
     size::{cpu, memory, volume_size},
     start_within::start_within,
     text::boolean,
@@ -35,11 +36,11 @@ mod healthy_timeout;
 mod identity;
 mod instance_profile;
 mod instance_type;
+mod isolation;
 mod launch_type;
 mod max_price;
 mod misspelling;
 mod network;
-mod provider;
 mod size;
 mod start_within;
 mod text;
@@ -85,7 +86,7 @@ pub fn parse<'a>(
         instance_profile: field(INSTANCE_PROFILE).and_then(instance_profile),
         healthy_timeout: field(HEALTHY_TIMEOUT).and_then(healthy_timeout),
         cloud_routes: field(CLOUD_ROUTE).and_then(cloud_routes).unwrap_or_default(),
-        provider: field(PROVIDER).and_then(provider),
+        provider: field(PROVIDER).and_then(|field| field.choice(PROVIDERS)),
         isolation: field(ISOLATION).and_then(isolation),
         start_within: field(START_WITHIN).and_then(start_within),
         rule: None,

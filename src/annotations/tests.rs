@@ -13,8 +13,6 @@ use proptest::{
 
 use super::*;
 
-const PROVIDERS: [ProviderKind; 3] = [ProviderKind::Netns, ProviderKind::Qemu, ProviderKind::Ec2];
-
 fn annotations(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
@@ -283,11 +281,12 @@ proptest! {
     /// Verifies A37.
     #[test]
     fn identity_covers_the_providers_of_a_rule_and_not_its_name(
-        one in subsequence(&PROVIDERS[..], 0..=3),
-        other in subsequence(&PROVIDERS[..], 0..=3),
+        one in subsequence(PROVIDERS, 0..=3),
+        other in subsequence(PROVIDERS, 0..=3),
     ) {
-        let of = |name: &str, providers: &[ProviderKind]| {
-            let (name, providers) = (name.to_owned(), providers.to_vec());
+        let of = |name: &str, providers: &[(&str, ProviderKind)]| {
+            let providers = providers.iter().map(|it| it.1).collect();
+            let name = name.to_owned();
             let rule = RuleProviders::of(&Rule { name, providers, ..Rule::default() });
             identity(&annotations(&[]), rule.as_ref())
         };

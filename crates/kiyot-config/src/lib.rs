@@ -50,8 +50,8 @@ pub use local_machine::LocalMachine;
 pub use local_network::LocalNetwork;
 pub use metrics::Metrics;
 pub use milpa::{
-    HostAccessPolicy, HostPath, ImageSource, MAX_CELLS_LIMIT, MilpaBackend, NodeResolver, Policy,
-    Privileged, ProviderKind,
+    HostAccessPolicy, HostPath, ImageSource, MAX_CELLS_LIMIT, MilpaBackend, NodeResolver,
+    PROVIDERS, Policy, Privileged, ProviderKind,
 };
 pub use netns::Netns;
 pub use placement::Placement;

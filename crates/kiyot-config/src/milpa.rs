@@ -39,7 +39,7 @@ const NODE_NAMESPACE: &str = "k8s.io";
 const KUBELET_DIR: &str = "/var/lib/kubelet";
 
 /// Providers by name. A program that was built without one says so when it starts.
-pub(super) const PROVIDERS: &[(&str, ProviderKind)] =
+pub const PROVIDERS: &[(&str, ProviderKind)] =
     &[("netns", ProviderKind::Netns), ("qemu", ProviderKind::Qemu), ("ec2", ProviderKind::Ec2)];
 
 /// Pods in cells.

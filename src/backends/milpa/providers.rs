@@ -32,7 +32,7 @@ mod tests {
     /// Verifies C10.
     #[test]
     fn check_of_the_configuration_knows_providers_with_remote_cells() {
-        for provider in [ProviderKind::Netns, ProviderKind::Qemu, ProviderKind::Ec2] {
+        for &(_, provider) in kiyot_config::PROVIDERS {
             assert_eq!(capabilities_of(provider).remote, provider.has_remote_cells());
         }
     }

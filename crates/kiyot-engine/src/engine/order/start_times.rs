@@ -1,6 +1,7 @@
 //! Times of recent starts, by which a pod with `start-within` has its offerings ranked.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, VecDeque},
     time::Duration,
 };
@@ -24,7 +25,7 @@ const MAX_FAMILIES: usize = 100;
 #[derive(Debug, Clone, Default)]
 pub struct StartTimes {
     of_providers: BTreeMap<ProviderKey, Recent>,
-    of_families: BTreeMap<(ProviderKey, String), Recent>,
+    of_families: BTreeMap<(ProviderKey, Cow<'static, str>), Recent>,
 }
 
 /// The latest times, the oldest first.
@@ -49,15 +50,15 @@ impl Recent {
 }
 
 /// Returns the family of an instance type: `t4g` of `t4g.nano`.
-fn family(instance_type: &str) -> &str {
-    instance_type.split_once('.').map_or(instance_type, |(family, _)| family)
+pub(super) fn family(instance_type: &str) -> &str {
+    instance_type.split('.').next().unwrap_or_default()
 }
 
 impl StartTimes {
     /// Adds a start.
     pub fn add(&mut self, provider: ProviderKey, instance_type: &str, time: Duration) {
         self.of_providers.entry(provider).or_default().add(time);
-        let key = (provider, family(instance_type).to_owned());
+        let key = (provider, Cow::Owned(family(instance_type).to_owned()));
         if self.of_families.len() < MAX_FAMILIES || self.of_families.contains_key(&key) {
             self.of_families.entry(key).or_default().add(time);
         }
@@ -66,8 +67,8 @@ impl StartTimes {
     /// Returns the measured time of an offering: that of its family, else that of its provider.
     pub fn of(&self, offering: &Ranked) -> Option<Duration> {
         let Ranked { provider, candidate } = offering;
-        let family = family(&candidate.offering.instance_type).to_owned();
-        let of_family = self.of_families.get(&(*provider, family)).and_then(Recent::time);
+        let key = (*provider, Cow::Borrowed(family(&candidate.offering.instance_type)));
+        let of_family = self.of_families.get(&key).and_then(Recent::time);
         of_family.or_else(|| self.of_providers.get(provider).and_then(Recent::time))
     }
 

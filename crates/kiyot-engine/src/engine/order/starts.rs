@@ -5,7 +5,9 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 use kiyot_values::price::Cost;
 
 use crate::{
-    engine::{Engine, Now, Step, Timeline, cell::Cell, histogram::Histogram},
+    engine::{
+        Engine, Now, Step, Timeline, cell::Cell, histogram::Histogram, order::start_times::family,
+    },
     id::CellId,
 };
 
@@ -105,9 +107,8 @@ impl AllStarts {
 impl Cell {
     /// Returns the kind by which it is counted.
     pub(in crate::engine) fn kind(&self) -> Kind {
-        let name = self.offering().map(|it| it.offering.instance_type.as_str());
-        let family = name.and_then(|name| name.split('.').next()).unwrap_or_default();
-        Kind { family: family.to_owned(), is_warm: self.pool.is_some() }
+        let family = self.offering().map(|it| family(&it.offering.instance_type));
+        Kind { family: family.unwrap_or_default().to_owned(), is_warm: self.pool.is_some() }
     }
 }
 
