@@ -387,7 +387,7 @@ fn explain_in(
             if let Err(refused) = check_gpus(&request) {
                 lines.refuse(refused);
             }
-            if let Some(refused) = request.refusal_of(&policy_rules.capabilities) {
+            if let Some(refused) = policy_rules.capabilities.refusal_of(&request) {
                 lines.refuse(refused);
             }
             if provider == ProviderKind::Ec2 {

@@ -15,14 +15,12 @@ use kiyot_values::error_chain::error_chain;
 use tonic::{Code, Status};
 
 use super::{
-    copy_body::{BodySink, CallerSink, CopyError},
-    frame, trace_context,
+    copy_body::{BodySink, CallerSink, CopyError, GRPC_STATUS, record_status},
+    frame,
 };
 use crate::metrics::CallRecord;
 
 const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
-/// Header of a response's status, in its trailers.
-pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// Header of the message encodings that a peer accepts.
 pub(super) const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const GRPC_OK: HeaderValue = HeaderValue::from_static("0");
@@ -75,9 +73,7 @@ impl Caller {
     ) -> Option<CallerSink> {
         let stream = self.respond.send_response(head, end_of_stream).ok()?;
         if end_of_stream {
-            let code = code_of(&head.headers);
-            trace_context::record_code(code);
-            self.record.set_code(code);
+            record_status(&mut self.record, Some(&head.headers));
             return None;
         }
         Some(CallerSink::new(stream, Some(self.limit), self.record))
@@ -145,11 +141,6 @@ pub(super) fn finish_with_status(sink: &mut CallerSink, status: &Status) {
     let mut trailers = HeaderMap::new();
     insert_status(status, &mut trailers);
     sink.end(Some(trailers));
-}
-
-/// Returns the code of a response's headers or trailers; `None` without a readable code.
-pub(super) fn code_of(headers: &HeaderMap) -> Option<u8> {
-    headers.get(GRPC_STATUS)?.to_str().ok()?.parse().ok()
 }
 
 fn insert_status(status: &Status, headers: &mut HeaderMap) {

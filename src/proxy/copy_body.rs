@@ -7,12 +7,15 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use kiyot_http2::{Error, Reason, RecvStream, SendStream};
 use tonic::Status;
 
-use super::{caller::code_of, idle_timeout::IdleTimeout, trace_context};
+use super::{idle_timeout::IdleTimeout, trace_context};
 use crate::metrics::CallRecord;
+
+/// Header of a response's status, in its trailers.
+pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 /// A body that was not copied to its end.
 #[derive(Debug)]
@@ -104,9 +107,7 @@ impl BodySink for CallerSink {
     }
 
     fn end(&mut self, trailers: Option<HeaderMap>) {
-        let code = trailers.as_ref().and_then(code_of);
-        trace_context::record_code(code);
-        self.record.set_code(code);
+        record_status(&mut self.record, trailers.as_ref());
         self.stream.finish(trailers);
     }
 }
@@ -157,4 +158,11 @@ impl<T: BodySink> CopyBody<T> {
         self.to.end(trailers);
         Poll::Ready(Ok(()))
     }
+}
+
+/// Records the code of a response's headers or trailers; `None` without a readable code.
+pub(super) fn record_status(record: &mut CallRecord, headers: Option<&HeaderMap>) {
+    let code = headers.and_then(|headers| headers.get(GRPC_STATUS)?.to_str().ok()?.parse().ok());
+    trace_context::record_code(code);
+    record.set_code(code);
 }

@@ -6,7 +6,7 @@ use kiyot_proto::cri;
 use prost::Message as _;
 
 use super::{
-    caller::GRPC_STATUS,
+    copy_body::GRPC_STATUS,
     deadline::Deadline,
     frame::{self, Frame, HEADER_BYTES},
     id_cache::IdCache,

@@ -8,7 +8,7 @@ use prost::Message as _;
 use tonic::Status;
 
 use super::{
-    caller::GRPC_STATUS,
+    copy_body::GRPC_STATUS,
     decoded::too_large,
     frame::{self, Frame, HEADER_BYTES},
     peek,

@@ -11,7 +11,7 @@ use kiyot_link::{bootstrap::Bootstrap, certificate::sha256};
 use crate::{
     id::{CellId, NoRandomness, SandboxId},
     placement::{LaunchRefusal, NodeShare, Refusal, Refusals},
-    provider::{ErrorClass, Instance, ProviderError},
+    provider::{Attachment, ErrorClass, Instance, ProviderError},
 };
 
 mod breaker;
@@ -43,6 +43,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
+pub use crate::id::ProviderKey;
 pub use cell::ports::PodPorts;
 pub use cell::ports::PortTaken;
 pub use cell::state::State;
@@ -61,7 +62,7 @@ pub use metrics::{BudgetMetrics, Metrics};
 pub use offers::Offers;
 pub use order::OrderSpec;
 pub use pools::Pool;
-pub use providers::{ProviderKey, ProviderSetup, ProviderState, ProviderView};
+pub use providers::{ProviderSetup, ProviderState, ProviderView};
 pub use recovery::{Journal, JournalSandbox, Unusable};
 pub use room::Room;
 pub use time::Now;
@@ -297,7 +298,7 @@ impl Engine {
                     if let Some(pod) = self.cells.get_mut(id).and_then(|cell| cell.pod.as_mut()) {
                         pod.ports = wanted.pod_ports().map(Box::new);
                     }
-                    let attachment = Box::new(wanted.attachment(&sandbox, tags));
+                    let attachment = Box::new(Attachment::of(&wanted, &sandbox, tags));
                     self.emit(id, Effect::Attach(instance, attachment));
                 }
             }

@@ -5,6 +5,9 @@ use std::{fmt, sync::Arc};
 use kiyot_values::names::has_label_letters;
 use ring::rand::{SecureRandom, SystemRandom};
 
+/// The name of a provider, by which offers and records name it.
+pub type ProviderKey = &'static str;
+
 /// The prefix of sandbox and container ids. Not hexadecimal, so that no id of containerd starts
 /// with it.
 pub const PREFIX: &str = "milpa";

@@ -12,22 +12,21 @@ use serde::{Deserialize, Serialize};
 
 mod capabilities;
 mod error;
-mod host_port;
 mod instance;
 mod network;
 pub mod owner;
 mod tags;
 
+pub use crate::wanted::{HostPort, MAX_HOST_PORTS, Protocol};
 pub use capabilities::Capabilities;
 pub use error::{ErrorClass, ProviderError};
-pub use host_port::{HostPort, MAX_HOST_PORTS, Protocol};
 pub use instance::{Instance, InstanceId, InstanceNames, InstanceState};
 pub use network::{Attached, DeviceAddress, Neighbour, PodNetwork, Route};
 pub use owner::Owner;
 pub use tags::{InstanceTags, LeftOut, LeftOutReason, TagRules};
 
 use crate::{
-    id::CellId,
+    id::{CellId, SandboxId},
     placement::{Candidate, Catalogue, Offering},
     wanted::Wanted,
 };
@@ -82,6 +81,23 @@ pub struct Attachment {
     /// [`Capabilities::has_tags`].
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tags: BTreeMap<String, String>,
+}
+
+impl Attachment {
+    /// Returns the attachment of an instance that lacks these tags of its pod.
+    pub(crate) fn of(wanted: &Wanted, sandbox: &SandboxId, tags: BTreeMap<String, String>) -> Self {
+        Self {
+            pod_name: wanted.key.name.clone(),
+            pod_namespace: wanted.key.namespace.clone(),
+            pod_uid: wanted.key.pod_uid.clone(),
+            sandbox: sandbox.to_string(),
+            ports: wanted.ports.clone(),
+            cgroup_parent: wanted.cgroup_parent.clone(),
+            cloud_routes: wanted.cloud_routes(),
+            has_instance_profile: wanted.request.instance_profile.is_some(),
+            tags,
+        }
+    }
 }
 
 /// The cgroup of a cell's containers beneath a pod's slice. containerd takes a `cgroup_parent` that

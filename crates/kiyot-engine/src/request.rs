@@ -5,8 +5,7 @@ use std::time::Duration;
 use kiyot_config::ProviderKind;
 use kiyot_values::{cidr::Cidr, price::Price};
 
-use self::keys::{ISOLATION, PROVIDER};
-use crate::provider::Capabilities;
+use self::keys::PROVIDER;
 
 mod architecture;
 mod gpu;
@@ -75,30 +74,5 @@ impl CellRequest {
     pub fn contradiction(&self) -> Option<String> {
         let (wanted, rule) = (self.provider?.name(), self.rule.as_ref()?);
         (!rule.allows(wanted)).then(|| format!("{PROVIDER} asks for {wanted:?}, and the {rule}"))
-    }
-
-    /// Returns why a provider's cells are not what the pod asks for, or its rule allows.
-    pub fn refusal_of(&self, capabilities: &Capabilities) -> Option<String> {
-        let own = capabilities.provider;
-        if let Some(contradiction) = self.contradiction() {
-            return Some(contradiction);
-        }
-        if let Some(rule) = self.rule.as_ref().filter(|rule| !rule.allows(own)) {
-            return Some(format!("the {rule}"));
-        }
-        if let Some(wanted) = self.provider.filter(|wanted| wanted.name() != own) {
-            return Some(format!("{PROVIDER} asks for {:?}", wanted.name()));
-        }
-        let isolation = self.isolation?;
-        let is_isolated = match isolation {
-            Isolation::Machine => capabilities.own_kernel,
-            Isolation::Instance => capabilities.remote,
-        };
-        let lacks = match isolation {
-            Isolation::Machine => "share the node's kernel",
-            Isolation::Instance => "are on the node",
-        };
-        (!is_isolated)
-            .then(|| format!("{ISOLATION} asks for \"{isolation}\", and its cells {lacks}"))
     }
 }

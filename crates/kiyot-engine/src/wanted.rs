@@ -2,13 +2,11 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::{
-    engine::ProviderKey,
-    id::SandboxId,
-    placement::Needs,
-    provider::{Attachment, HostPort},
-    request::CellRequest,
-};
+use crate::{id::ProviderKey, placement::Needs, request::CellRequest};
+
+mod host_port;
+
+pub use host_port::{HostPort, MAX_HOST_PORTS, Protocol};
 
 /// The identity of a pod sandbox: the fields of its CRI metadata.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -61,25 +59,6 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// Returns the attachment of an instance that lacks these tags of the pod.
-    pub(crate) fn attachment(
-        &self,
-        sandbox: &SandboxId,
-        tags: BTreeMap<String, String>,
-    ) -> Attachment {
-        Attachment {
-            pod_name: self.key.name.clone(),
-            pod_namespace: self.key.namespace.clone(),
-            pod_uid: self.key.pod_uid.clone(),
-            sandbox: sandbox.to_string(),
-            ports: self.ports.clone(),
-            cgroup_parent: self.cgroup_parent.clone(),
-            cloud_routes: self.cloud_routes(),
-            has_instance_profile: self.request.instance_profile.is_some(),
-            tags,
-        }
-    }
-
     /// Returns the networks that the cloud routes to the cell.
     pub(crate) fn cloud_routes(&self) -> Vec<String> {
         self.request.cloud_routes.iter().map(ToString::to_string).collect()

@@ -12,18 +12,14 @@ use std::{
 };
 
 use kiyot_engine::provider::CGROUP_BENEATH_SLICE;
-use kiyot_linux::mountinfo;
+use kiyot_linux::{mountinfo, tree::RelPath};
 use rustix::{
     fd::OwnedFd,
     fs::{AtFlags, CWD, Mode, OFlags, openat, unlinkat},
     io::Errno,
 };
 
-use crate::{
-    limits, pod_cgroup,
-    process::{self, Identity},
-    shortage::found,
-};
+use crate::shortage::found;
 
 /// The parent of all cells' cgroups, in each hierarchy.
 pub(super) const PARENT: &str = "kiyot";
@@ -35,6 +31,8 @@ const BUSY_PAUSE: Duration = Duration::from_millis(20);
 const SEARCH_LIMIT: (usize, usize) = (20_000, 6);
 /// Bounds the cgroups below a cell's own that are read for its processes.
 const BENEATH_LIMIT: usize = 20_000;
+/// Bounds the depth of a pod's cgroup: a kubelet's has three levels, and those of its own root.
+const MAX_DEPTH: usize = 16;
 
 /// A mounted cgroup hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -120,6 +118,12 @@ pub(super) fn parse_hierarchies(table: &[u8]) -> Vec<Hierarchy> {
 /// Returns the path of a cell's own cgroup below each mount point.
 pub(super) fn name(cell: &str) -> String {
     format!("{PARENT}/{cell}")
+}
+
+/// Returns the path of a `cgroup_parent` beneath a mount point; `None` if it leads elsewhere.
+pub(super) fn relative(parent: &str) -> Option<RelPath> {
+    let path = RelPath::parse(parent.trim_matches('/')).ok()?;
+    (path.as_str().split('/').count() <= MAX_DEPTH).then_some(path)
 }
 
 /// Creates a cell's own cgroup in each hierarchy.
@@ -216,20 +220,6 @@ pub(super) fn inherit_cpuset(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the containers' cgroups of some processes: directories named by a container's id, not
-/// those of their pod.
-pub(super) fn of_containers(
-    hierarchies: &[Hierarchy],
-    processes: &BTreeSet<Identity>,
-) -> io::Result<BTreeSet<PathBuf>> {
-    let mut cgroups = BTreeSet::new();
-    for process in processes {
-        let Some(text) = process::read(process.pid, "cgroup")? else { continue };
-        cgroups.extend(container_dirs(hierarchies, &text));
-    }
-    Ok(cgroups)
-}
-
 /// Returns the containers' directories of the lines of a `/proc/<pid>/cgroup`. Names in them may
 /// hold any byte but a newline.
 pub(super) fn container_dirs(hierarchies: &[Hierarchy], text: &[u8]) -> Vec<PathBuf> {
@@ -279,7 +269,7 @@ impl Containers {
         hierarchies: &[Hierarchy],
         cgroup_parent: &str,
     ) -> Option<BTreeSet<PathBuf>> {
-        let path = pod_cgroup::relative(cgroup_parent)?;
+        let path = relative(cgroup_parent)?;
         let mut found = BTreeSet::new();
         for hierarchy in hierarchies {
             self.collect(&path.beneath(&hierarchy.mount), &mut found);
@@ -380,10 +370,7 @@ pub(super) fn remove(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
     for hierarchy in hierarchies {
         remove_tree(&hierarchy.of_cell(cell), BUSY_LIMIT)?;
         // Other cells may be in it.
-        if fs::remove_dir(hierarchy.mount.join(PARENT)).is_err() {
-            // The next attachment of a cell sets it again.
-            let _ = limits::lower_parent(hierarchy);
-        }
+        let _ = fs::remove_dir(hierarchy.mount.join(PARENT));
     }
     Ok(())
 }

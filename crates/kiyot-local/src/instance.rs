@@ -19,13 +19,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     boot_id, cgroup,
-    network::namespace,
     process::Identity,
     shortage::{found, is_shortage},
 };
 
 /// The directory in which the CRI plugin of the cell's containerd has a directory per container.
 const CRI_ROOT: &str = "containerd/io.containerd.grpc.v1.cri";
+/// The directory of the names of network namespaces, as `ip netns` knows it.
+const NETNS_DIR: &str = "/run/netns";
 /// Bounds the returned part of a console, in bytes.
 const CONSOLE_TAIL: u64 = 16 * 1024;
 
@@ -142,7 +143,7 @@ impl Home {
     }
 
     pub(super) fn netns_path(&self) -> PathBuf {
-        Path::new(namespace::DIR).join(self.netns_name())
+        Path::new(NETNS_DIR).join(self.netns_name())
     }
 
     /// Returns the path of the bootstrap file.

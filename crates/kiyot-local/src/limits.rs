@@ -7,7 +7,6 @@ use kiyot_linux::tree::{RelPath, beneath, own};
 
 use crate::{
     cgroup::{self, Hierarchy, PARENT},
-    pod_cgroup,
     shortage::found,
 };
 
@@ -66,7 +65,7 @@ pub(super) fn inherit_weights<'a>(
         let Some(file) = weight_file(hierarchy)? else { continue };
         let (mut is_changed, mut machine) = (false, None);
         for (cell, cgroup_parent) in pods.clone() {
-            let Some(pod) = pod_cgroup::relative(cgroup_parent) else { continue };
+            let Some(pod) = cgroup::relative(cgroup_parent) else { continue };
             let Some(weight) = read(&pod.beneath(&hierarchy.mount), file)? else { continue };
             let weight = weight.clamp(file.least, file.most);
             machine = machine.max(weight_of_all(&pod, hierarchy, file)?);

@@ -11,14 +11,12 @@ use kiyot_linux::tree::{RelPath, beneath};
 use tokio::task::spawn_blocking;
 
 use crate::{
-    cgroup::{self, Hierarchy},
+    cgroup::{self, Hierarchy, relative},
     slice,
 };
 
 /// The controllers that a kubelet uses (`getSupportedUnifiedControllers`).
 const KUBELET_CONTROLLERS: [&str; 5] = ["cpu", "cpuset", "memory", "hugetlb", "pids"];
-/// Bounds the depth of a pod's cgroup: a kubelet's has three levels, and those of its own root.
-const MAX_DEPTH: usize = 16;
 
 /// Makes the absent cgroups of pods, by their `cgroup_parent`. Returns the last error, after all
 /// were tried.
@@ -49,12 +47,6 @@ pub async fn restore(parents: &[String]) -> Result<(), ProviderError> {
         tracing::info!(made, "cgroups of running pods made again");
     }
     outcome
-}
-
-/// Returns the path of a `cgroup_parent` beneath a mount point; `None` if it leads elsewhere.
-pub(super) fn relative(parent: &str) -> Option<RelPath> {
-    let path = RelPath::parse(parent.trim_matches('/')).ok()?;
-    (path.as_str().split('/').count() <= MAX_DEPTH).then_some(path)
 }
 
 /// Returns true if a kubelet finds a cgroup.
@@ -140,14 +132,5 @@ mod tests {
         fs::write(own, "memory cpu\n").unwrap();
         assert!(is_complete(&hierarchy, &path));
         make(&hierarchy, &path).unwrap();
-    }
-
-    #[test]
-    fn path_that_leads_elsewhere_is_no_cgroup_of_a_pod() {
-        let deep = "/a".repeat(MAX_DEPTH + 1);
-        for parent in ["", "/", "//", "/kubepods/../../etc", "..", "/./..", &deep] {
-            assert_eq!(relative(parent), None, "{parent:?}");
-        }
-        assert_eq!(relative("kubepods/pod1/"), RelPath::parse("kubepods/pod1").ok());
     }
 }

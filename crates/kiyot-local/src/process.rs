@@ -9,7 +9,7 @@ use std::{
     fs, io,
     io::Read,
     os::unix::fs::MetadataExt,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -75,7 +75,7 @@ impl Stat {
 
 /// Reads at most [`PROC_FILE_LIMIT`] of a process's file in `/proc`. `None` if the process has
 /// exited; an error as of [`found`].
-pub(super) fn read(pid: i32, file: &str) -> io::Result<Option<Vec<u8>>> {
+fn read(pid: i32, file: &str) -> io::Result<Option<Vec<u8>>> {
     let Some(file) = found(fs::File::open(format!("/proc/{pid}/{file}")))? else {
         return Ok(None);
     };
@@ -197,6 +197,20 @@ pub(super) fn of_instance(
         return Ok(members);
     }
     Ok(Table::read()?.with_descendants(members))
+}
+
+/// Returns the containers' cgroups of some processes: directories named by a container's id, not
+/// those of their pod.
+pub(super) fn container_cgroups(
+    hierarchies: &[Hierarchy],
+    processes: &BTreeSet<Identity>,
+) -> io::Result<BTreeSet<PathBuf>> {
+    let mut cgroups = BTreeSet::new();
+    for process in processes {
+        let Some(text) = read(process.pid, "cgroup")? else { continue };
+        cgroups.extend(cgroup::container_dirs(hierarchies, &text));
+    }
+    Ok(cgroups)
 }
 
 /// Returns the PIDs of all processes.

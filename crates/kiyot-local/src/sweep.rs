@@ -12,6 +12,7 @@ use crate::{
     Instances,
     cgroup::{self, Containers},
     instance::{Home, Known},
+    limits,
     network::namespace,
     process, slice,
 };
@@ -74,7 +75,7 @@ async fn end_processes(
             }
             let (cell, netns) = (home_of_task.cell(), home_of_task.netns_path());
             let processes = process::of_instance(&hierarchies_of_task, cell, &netns, launcher)?;
-            let cgroups = cgroup::of_containers(&hierarchies_of_task, &processes)?;
+            let cgroups = process::container_cgroups(&hierarchies_of_task, &processes)?;
             Ok(Found { processes, cgroups })
         })
         .await
@@ -172,7 +173,10 @@ fn remove(
             .unwrap_or_else(|| containers.anywhere(hierarchies)),
     );
     cgroup::remove_containers(&cgroups)?;
-    cgroup::remove(hierarchies, home.cell())
+    cgroup::remove(hierarchies, home.cell())?;
+    // The next attachment of a cell sets it again.
+    hierarchies.iter().for_each(|hierarchy| drop(limits::lower_parent(hierarchy)));
+    Ok(())
 }
 
 #[cfg(test)]

@@ -39,8 +39,9 @@ pub mod volumes;
 pub use calls::{ExecOutput, LogLine};
 pub use cgroups::CgroupDriver;
 pub use manifest::pods_of;
-pub use pod::{Container, Pod, Volume};
+pub use pod::{Container, Pod};
 pub use static_pods::StaticPods;
+pub use volumes::Volume;
 
 /// The largest message of the kubelet's client (cri-client/pkg/remote_runtime.go, maxMsgSize).
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;

@@ -6,7 +6,7 @@ use kiyot_proto::store;
 
 use crate::{
     engine::{
-        ClaimRefusal, Engine, Now, State, Timeline, cell::earlier::EarlierLaunches, costs::Bill,
+        ClaimRefusal, Engine, Now, State, Timeline, cell::earlier::EarlierLaunches,
         launch::stored_candidate,
     },
     id::CellId,
@@ -14,6 +14,7 @@ use crate::{
     request::HealthyTimeout,
 };
 
+mod bill;
 pub(super) mod earlier;
 mod end;
 pub(super) mod health;
@@ -28,6 +29,7 @@ pub(super) mod timeline;
 mod token;
 pub(super) mod tombstones;
 
+pub(super) use bill::Bill;
 pub(super) use end::{CellEnd, End, EndCallers};
 pub(super) use launch::{CellLaunch, Offered, OpenLaunch};
 pub(super) use order::CellOrder;
@@ -234,4 +236,9 @@ impl Engine {
     pub fn forget_gone(&mut self, keep: impl Fn(&CellId) -> bool) -> Vec<CellId> {
         self.tombstones.retain(keep)
     }
+}
+
+/// Returns a text of a record; `None` if it is empty.
+pub(super) fn known(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
 }

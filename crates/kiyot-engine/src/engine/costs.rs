@@ -10,7 +10,7 @@ use kiyot_values::{
 
 use crate::{
     engine::{
-        Cells, Change, Engine, Now, Step, Timeline,
+        Cells, Change, Engine, Now, Timeline,
         calendar::Calendar,
         cell::{Cell, Offered},
         order::starts::{Kind, Starts},
@@ -41,36 +41,6 @@ pub struct Account {
     pub namespace: NamespaceAccount,
     /// The kind of the cell, and the starts and costs of cells of this kind.
     pub starts: (Kind, Starts),
-}
-
-/// The time of a cell that is at the cost of its namespace.
-#[derive(Debug, Default)]
-pub(super) struct Bill {
-    /// The time from its launch until this daemon began.
-    pub(super) ran_before: Duration,
-    /// The time from which on this daemon counts its cost: of its launch, or of its pod's order.
-    pub(super) from: Option<Duration>,
-    /// The cost of its time before, with another pod or none, until its next commit.
-    pub(super) settled: Option<Change>,
-}
-
-impl Bill {
-    /// Returns the bill of a cell that a previous daemon launched.
-    pub(super) fn resumed(timeline: &Timeline, now: Now) -> Self {
-        Self { ran_before: since_launch(timeline, now), from: Some(now.boot), settled: None }
-    }
-
-    /// Begins again, after the cost until now was settled.
-    pub(super) fn restart(&mut self, settled: Option<Change>, now: Now) {
-        *self = Self { ran_before: Duration::ZERO, from: self.from.map(|_| now.boot), settled };
-    }
-
-    /// Returns the time since the launch was answered.
-    pub(super) fn time(&self, now: Now) -> Duration {
-        // A clock that is set while the daemon runs changes nothing.
-        let billed = self.from.map(|from| now.boot.saturating_sub(from));
-        self.ran_before + billed.unwrap_or_default()
-    }
 }
 
 /// The account of a namespace on this node.
@@ -213,13 +183,6 @@ impl Costs {
         cells.for_each(|cell| account.add(cell, now));
         account
     }
-}
-
-/// Returns the time since a recorded launch.
-fn since_launch(timeline: &Timeline, now: Now) -> Duration {
-    let launched = timeline.at(Step::Launched).and_then(|nanos| u64::try_from(nanos).ok());
-    let launched = launched.map(Duration::from_nanos);
-    launched.map_or(Duration::ZERO, |launched| now.unix.saturating_sub(launched))
 }
 
 impl Cell {

@@ -30,7 +30,6 @@ use crate::{
     wanted::{OrderKey, Wanted},
 };
 
-pub(super) mod denials;
 pub(super) mod market;
 pub(super) mod start_times;
 pub(super) mod starts;
@@ -400,7 +399,7 @@ impl Engine {
             order.state = OrderState::Placed(cell.id.clone());
             let cell = Cell {
                 order: CellOrder::Waiting(sandbox.clone()),
-                pod: Some(Pod::of_order(sandbox, order)),
+                pod: Some(Pod::of_order(sandbox, &order.wanted)),
                 earlier: EarlierLaunches::new(&order.causes, order.spot_failed),
                 share,
                 ..cell

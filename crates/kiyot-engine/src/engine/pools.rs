@@ -449,7 +449,7 @@ impl Engine {
         cell.offered = Some(Offered { candidate: suited, reason });
         cell.share = share.unwrap_or(cell.share);
         cell.order = CellOrder::Waiting(sandbox.clone());
-        cell.pod = Some(Pod::of_order(sandbox, order));
+        cell.pod = Some(Pod::of_order(sandbox, &order.wanted));
         if let Some(filling) = self.pools.by_name.get_mut(&pool) {
             filling.hits += 1;
         }

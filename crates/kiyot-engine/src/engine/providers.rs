@@ -3,17 +3,17 @@
 use std::sync::Arc;
 
 use crate::{
-    engine::{CellError, Evidence, cell::Cell, order::denials::Denials},
+    engine::{CellError, Evidence, cell::Cell},
+    id::ProviderKey,
     placement::{NodeShare, Refusals},
     provider::Capabilities,
 };
 
+mod denials;
 mod set;
 
+pub(super) use denials::Denials;
 pub use set::{ProviderState, ProviderView};
-
-/// The name of a provider, by which offers and records name it.
-pub type ProviderKey = &'static str;
 
 /// A provider, as an engine gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]

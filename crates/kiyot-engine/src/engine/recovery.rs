@@ -13,10 +13,10 @@ use crate::{
         Change, EndStep, Engine, EngineConfig, LaunchCall, Now, Offers, ProviderKey, ProviderSetup,
         Seams, State, Timeline,
         cell::{
-            Cell, CellEnd, CellLaunch, CellOrder, End, Offered, OpenLaunch, Pod, Token,
-            earlier::EarlierLaunches, place::ELSEWHERE, ports::PodPorts, state::StopStep,
+            Bill, Cell, CellEnd, CellLaunch, CellOrder, End, Offered, OpenLaunch, Pod, Token,
+            earlier::EarlierLaunches, known, place::ELSEWHERE, ports::PodPorts, state::StopStep,
         },
-        costs::{Bill, Costs},
+        costs::Costs,
         launch::Launch,
         order::{Order, OrderState},
         providers::Provider,
@@ -293,11 +293,6 @@ impl Engine {
         };
         self.orders.insert(sandbox, order);
     }
-}
-
-/// Returns a text of a record; `None` if it is empty.
-pub(super) fn known(text: &str) -> Option<String> {
-    (!text.is_empty()).then(|| text.to_owned())
 }
 
 /// Returns the cell of a sandbox that has no record of its cell, in a state that ends it.

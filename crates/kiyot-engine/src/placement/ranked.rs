@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::VecDeque};
 
-use crate::{engine::ProviderKey, placement::Candidate};
+use crate::{id::ProviderKey, placement::Candidate};
 
 /// An offering of one of several providers.
 #[derive(Debug, Clone, PartialEq, Eq)]

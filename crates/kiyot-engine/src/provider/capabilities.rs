@@ -2,6 +2,11 @@
 
 use std::time::Duration;
 
+use crate::request::{
+    CellRequest, Isolation,
+    keys::{ISOLATION, PROVIDER},
+};
+
 /// The capabilities of a provider's instances, which decide what a pod may do in a cell, and which
 /// evidence proves the end of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +54,31 @@ impl Capabilities {
     /// The least limit of cells that boot at the same time, unless one is configured: a boot that
     /// hangs delays the others little.
     const MIN_DEFAULT_BOOTS: usize = 4;
+
+    /// Returns why the cells are not what a pod asks for, or its rule allows.
+    pub fn refusal_of(&self, request: &CellRequest) -> Option<String> {
+        let own = self.provider;
+        if let Some(contradiction) = request.contradiction() {
+            return Some(contradiction);
+        }
+        if let Some(rule) = request.rule.as_ref().filter(|rule| !rule.allows(own)) {
+            return Some(format!("the {rule}"));
+        }
+        if let Some(wanted) = request.provider.filter(|wanted| wanted.name() != own) {
+            return Some(format!("{PROVIDER} asks for {:?}", wanted.name()));
+        }
+        let isolation = request.isolation?;
+        let is_isolated = match isolation {
+            Isolation::Machine => self.own_kernel,
+            Isolation::Instance => self.remote,
+        };
+        let lacks = match isolation {
+            Isolation::Machine => "share the node's kernel",
+            Isolation::Instance => "are on the node",
+        };
+        (!is_isolated)
+            .then(|| format!("{ISOLATION} asks for \"{isolation}\", and its cells {lacks}"))
+    }
 
     /// Returns true if privileged processes are confined to the cell.
     pub fn confines_privileges(&self) -> bool {

@@ -31,7 +31,7 @@ impl RuleProviders {
         names.join(" or ")
     }
 
-    pub(super) fn allows(&self, provider: &str) -> bool {
+    pub(crate) fn allows(&self, provider: &str) -> bool {
         self.allowed.iter().any(|allowed| allowed.name() == provider)
     }
 }

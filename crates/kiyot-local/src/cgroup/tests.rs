@@ -186,3 +186,12 @@ fn removal_takes_nested_cgroups_and_the_parent_with_the_last_cell() {
     remove(&hierarchies, "cell-b").unwrap();
     assert_eq!(children(root.path()).count(), 0);
 }
+
+#[test]
+fn path_that_leads_elsewhere_is_no_cgroup_of_a_pod() {
+    let deep = "/a".repeat(MAX_DEPTH + 1);
+    for parent in ["", "/", "//", "/kubepods/../../etc", "..", "/./..", &deep] {
+        assert_eq!(relative(parent), None, "{parent:?}");
+    }
+    assert_eq!(relative("kubepods/pod1/"), RelPath::parse("kubepods/pod1").ok());
+}

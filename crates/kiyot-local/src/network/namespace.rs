@@ -23,9 +23,6 @@ use tokio::sync::oneshot;
 
 use crate::network::remove_if_there;
 
-/// The directory of the names, as `ip netns` knows it.
-pub(crate) const DIR: &str = "/run/netns";
-
 /// Creates a network namespace with this name.
 pub(crate) async fn make(path: &Path) -> io::Result<()> {
     let (sender, made) = oneshot::channel();

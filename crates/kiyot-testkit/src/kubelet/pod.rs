@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use super::volumes::Source;
+use super::volumes::{Source, Volume};
 use crate::{cri, image::BUSYBOX_IMAGE};
 
 /// Spec of a pod. The fields are public, so that a test changes those that it is about.
@@ -183,15 +183,4 @@ impl Container {
         self.env.insert(name.to_owned(), value.to_owned());
         self
     }
-}
-
-/// A volume of a pod.
-#[derive(Debug, Clone)]
-pub struct Volume {
-    /// Volume name.
-    pub name: String,
-    /// Mode of its files.
-    pub mode: u32,
-    /// Source of its content.
-    pub source: Source,
 }

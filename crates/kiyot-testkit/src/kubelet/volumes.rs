@@ -11,7 +11,16 @@ use std::{
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
-use super::pod::Volume;
+/// A volume of a pod.
+#[derive(Debug, Clone)]
+pub struct Volume {
+    /// Volume name.
+    pub name: String,
+    /// Mode of its files.
+    pub mode: u32,
+    /// Source of its content.
+    pub source: Source,
+}
 
 /// Source of a volume. Files are named by their path in the volume.
 #[derive(Debug, Clone)]

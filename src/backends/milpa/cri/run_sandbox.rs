@@ -89,7 +89,7 @@ impl CriService {
         let mut refused = BTreeMap::new();
         for rules in &rules_of_all {
             let provider = rules.capabilities.provider;
-            if let Some(reason) = request.refusal_of(&rules.capabilities) {
+            if let Some(reason) = rules.capabilities.refusal_of(request) {
                 refused.insert(provider, reason.into());
             } else if let Err(refusal) = policy::check_sandbox(rules, config) {
                 // That of a single provider needs no name.

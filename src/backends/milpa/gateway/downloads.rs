@@ -28,7 +28,7 @@ use super::{
     agent_program::AgentProgram,
     conn_limit::{ConnLimit, ConnPermit},
     counted_stream::CountedStream,
-    shared::Shared,
+    refusal_log::RefusalLog,
 };
 
 /// The path of the agent's program.
@@ -68,14 +68,16 @@ impl Downloads {
         &self,
         stream: TlsStream<CountedStream>,
         permit: ConnPermit,
-        shared: &Shared,
+        admission: &dyn Admission,
+        log: &RefusalLog,
+        head_timeout: Duration,
     ) {
         let permit = Mutex::new(Some(permit));
         let service = service_fn(|request: Request<Incoming>| {
-            let response = self.respond(&request, &*shared.admission);
+            let response = self.respond(&request, admission);
             let response = response.unwrap_or_else(|refused| {
                 if let (Refused::Token(Some(refusal)), Some(suppressed)) =
-                    (&refused, shared.log.download.admit())
+                    (&refused, log.download.admit())
                 {
                     let error = refusal as &dyn std::error::Error;
                     tracing::warn!(error, suppressed, "download of the agent program refused");
@@ -89,13 +91,13 @@ impl Downloads {
         });
         let served = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(shared.limits.handshake)
+            .header_read_timeout(head_timeout)
             .max_buf_size(MAX_HEAD_BYTES)
             .max_headers(MAX_HEADERS)
             .keep_alive(false)
             .serve_connection(TokioIo::new(stream), service);
         if let Ok(Err(error)) = timeout(DOWNLOAD_TIMEOUT, served).await
-            && let Some(suppressed) = shared.log.handshake.admit()
+            && let Some(suppressed) = log.handshake.admit()
         {
             tracing::debug!(%error, suppressed, "download of the agent program failed");
         }

@@ -37,8 +37,8 @@ pub(super) async fn establish(
     match purpose {
         Purpose::Download(downloads) => {
             // Boxed, because few connections need room for it.
-            let served = Box::pin(downloads.serve(stream, permit, shared));
-            served.await;
+            let (admission, limit) = (&*shared.admission, shared.limits.handshake);
+            Box::pin(downloads.serve(stream, permit, admission, &shared.log, limit)).await;
             None
         }
         Purpose::Enrolment => {

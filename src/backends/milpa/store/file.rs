@@ -15,7 +15,7 @@ use redb::{
     TableError, TableHandle, backends::FileBackend,
 };
 
-use super::{Change, MAX_LISTED_ROWS, Row, Table, reserve::Reserve, thread::Rows};
+use super::{Change, MAX_LISTED_ROWS, Row, Table, reserve::Reserve};
 
 /// The time to wait for a file that another process has open.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
@@ -27,6 +27,9 @@ const MODE: u32 = 0o600;
 const PAGE_CACHE_BYTES: usize = 512 << 10;
 /// The table of quarantined records, by table and key.
 const QUARANTINE: TableDefinition<'static, &str, &[u8]> = TableDefinition::new("broken");
+
+/// Rows of a table as stored: key and encoded envelope.
+pub(super) type Rows = Vec<(String, Vec<u8>)>;
 
 /// The open file.
 #[derive(Debug)]

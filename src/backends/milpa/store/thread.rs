@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use kiyot_engine::StoreError;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Change, MAX_BATCHES_PER_TRANSACTION, Row, Table, file::File};
-
-/// Rows of a table as stored: key and encoded envelope.
-pub(super) type Rows = Vec<(String, Vec<u8>)>;
+use super::{
+    Change, MAX_BATCHES_PER_TRANSACTION, Row, Table,
+    file::{File, Rows},
+};
 
 type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 

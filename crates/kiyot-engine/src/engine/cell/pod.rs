@@ -3,9 +3,10 @@
 use kiyot_proto::store;
 
 use crate::{
-    engine::{JournalSandbox, PodPorts, order::Order},
+    engine::{JournalSandbox, PodPorts},
     id::SandboxId,
     request::HealthyTimeout,
+    wanted::Wanted,
 };
 
 /// A pod for which a cell was launched, or that has taken it from a warm pool.
@@ -23,12 +24,12 @@ pub(in crate::engine) struct Pod {
 
 impl Pod {
     /// Returns the pod of an order.
-    pub(in crate::engine) fn of_order(sandbox: &SandboxId, order: &Order) -> Self {
+    pub(in crate::engine) fn of_order(sandbox: &SandboxId, wanted: &Wanted) -> Self {
         Self {
             sandbox: sandbox.as_str().to_owned(),
-            uid: order.wanted.key.pod_uid.clone(),
-            namespace: order.wanted.key.namespace.clone(),
-            healthy_timeout: order.wanted.request.healthy_timeout,
+            uid: wanted.key.pod_uid.clone(),
+            namespace: wanted.key.namespace.clone(),
+            healthy_timeout: wanted.request.healthy_timeout,
             ports: None,
         }
     }

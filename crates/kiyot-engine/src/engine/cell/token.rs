@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kiyot_proto::store;
 
-use crate::engine::{ClaimRefusal, Now, recovery::known};
+use crate::engine::{ClaimRefusal, Now, cell::known};
 
 /// A token, which one key may spend.
 #[derive(Debug)]

@@ -9,8 +9,7 @@ use crate::engine::cell::timeline;
 
 use crate::{
     engine::{
-        CellError, CellEvent, CommitOf, Effect, Engine, Notice, Now, State, Step, pools::Filling,
-        timers::Timer,
+        CellError, CellEvent, CommitOf, Effect, Engine, Notice, Now, State, Step, timers::Timer,
     },
     id::{CellId, SandboxId},
     placement::Candidate,
@@ -106,14 +105,12 @@ impl Engine {
             Some(offering) => vec![offering],
             None => cell.launch.candidates().collect(),
         };
-        let suits = |pool: &Filling| {
+        let mut pools = self.pools.by_name.iter().filter(|_| !candidates.is_empty());
+        let pool = pools.find(|(name, pool)| {
             let has =
                 |one: &&Candidate| pool.candidates.iter().any(|of| of.offering == one.offering);
-            !candidates.is_empty() && candidates.iter().all(has)
-        };
-        let mut pools = self.pools.by_name.iter();
-        let lacks = |name: &Arc<str>, pool: &Filling| self.warm_cells(name) < pool.count;
-        let pool = pools.find(|(name, pool)| suits(pool) && lacks(name, pool));
+            candidates.iter().all(has) && self.warm_cells(name) < pool.count
+        });
         pool.map(|(name, _)| Arc::clone(name))
     }
 

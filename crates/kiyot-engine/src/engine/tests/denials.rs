@@ -1,7 +1,10 @@
 //! Launches that were not permitted.
 
 use crate::{
-    engine::tests::{pools::pool, *},
+    engine::{
+        providers::Denials,
+        tests::{pools::pool, *},
+    },
     placement,
     provider::LaunchSpec,
 };
@@ -49,7 +52,7 @@ fn launch_of_a_pool_that_the_policy_denies_is_not_repeated_for_a_while() {
 /// Verifies A15.
 #[test]
 fn denied_launches_of_many_kinds_are_kept_in_a_bounded_number() {
-    let (mut denials, cell) = (order::denials::Denials::default(), CellId::mint().unwrap());
+    let (mut denials, cell) = (Denials::default(), CellId::mint().unwrap());
     let launch = |number: usize| LaunchSpec {
         candidates: vec![candidate("a")],
         tags: BTreeMap::new(),
