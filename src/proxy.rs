@@ -39,8 +39,8 @@ mod events;
 mod fan_out;
 mod forward;
 mod frame;
-#[cfg(any(test, fuzzing, debug_assertions))]
-#[doc(hidden)]
+#[cfg(debug_assertions)]
+#[path = "../fuzz/inside/proxy.rs"]
 pub mod fuzzing;
 mod id_cache;
 mod idle_timeout;

@@ -1,18 +1,18 @@
 //! Everything that kiyot parses from others, as functions of arbitrary bytes that panic if a
 //! property does not hold. `fuzz_targets/` has a target for each.
 
-#[cfg(not(any(fuzzing, debug_assertions)))]
+#[cfg(not(debug_assertions))]
 compile_error!(
-    "a release build of kiyot has no fuzzing code; allowed: a debug build, or `--cfg fuzzing` as \
-     cargo-fuzz sets it"
+    "kiyot has no fuzzing code without debug assertions; allowed: debug assertions, as cargo-fuzz \
+     sets them"
 );
 
-use std::{path::Path, time::Duration};
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path, time::Duration};
 
 use bytes::BytesMut;
 use kiyot::{
     annotations,
-    backends::milpa::{fuzzing as cells, logs, streaming, volumes as copies},
+    backends::milpa::{fuzzing as cells, logs},
     proxy::{fuzzing, peek},
     workload::{WorkloadError, read_workload},
 };
@@ -22,9 +22,8 @@ use kiyot_engine::{
     placement::{CatalogueFile, Needs, Rules, misses, rank},
     request::{CellRequest, InstanceType, keys::KEYS},
 };
-use kiyot_http2::fuzzing as http2;
 use kiyot_link::bootstrap::CellFile;
-use kiyot_local as provider;
+use kiyot_linux::mountinfo::{self, Mount};
 use kiyot_manifest as manifest;
 use kiyot_proto::{
     bounds::{Bounded, BoundsError},
@@ -35,6 +34,12 @@ use kiyot_values::price::Price;
 use milpactl::spdy::{Decoder, Frame, FrameError, MAX_CONTROL_BYTES};
 use prost::Message;
 use tokio::runtime::{Builder, Runtime};
+
+pub use kiyot::{
+    backends::milpa::{fuzzing::answers, streaming::fuzzing::head, volumes::fuzzing::volumes},
+    proxy::fuzzing::frame,
+};
+pub use kiyot_http2::fuzzing::{kubelet, runtime};
 
 mod disk;
 pub mod seeds;
@@ -106,28 +111,6 @@ pub fn merge(data: &[u8]) {
         rest = &rest[at + 3..];
     }
     fuzzing::merge(&parts, rest);
-}
-
-/// Parses a message's frame, and learns its ids.
-pub fn frame(data: &[u8]) {
-    fuzzing::frame(data);
-}
-
-/// Calls a container runtime that sends arbitrary frames.
-pub fn runtime(data: &[u8]) {
-    http2::runtime(data);
-}
-
-/// Serves a kubelet that sends arbitrary frames.
-pub fn kubelet(data: &[u8]) {
-    http2::kubelet(data);
-}
-
-/// Parses HTTP heads of streams, and URLs.
-pub fn head(data: &[u8]) {
-    streaming::fuzzing::request(data);
-    streaming::fuzzing::response(data);
-    streaming::fuzzing::url(data);
 }
 
 /// Decodes frames of a streaming server, whole and in parts of a few bytes.
@@ -276,11 +259,6 @@ pub fn events(data: &[u8]) {
     cells::events(data);
 }
 
-/// Decodes and applies responses and reports of two agents.
-pub fn answers(data: &[u8]) {
-    cells::answers(data);
-}
-
 /// Copies a log to the node, through failures of the cell, its link and the daemon.
 pub fn log(data: &[u8]) {
     let Ok(dir) = tempfile::tempdir() else { return };
@@ -298,9 +276,8 @@ fn life() -> Runtime {
 
 /// Parses files of the provider and of the node, and a cell's boot file.
 pub fn netns(data: &[u8]) {
-    provider::fuzzing::files(data);
-    provider::fuzzing::cni(data);
-    provider::fuzzing::mounts(data);
+    kiyot_local::fuzzing::files(data);
+    mounts(data);
     match CellFile::parse(Path::new("cell.json"), data) {
         Ok(file) => {
             let kept = serde_json::to_vec_pretty(&file)
@@ -312,10 +289,39 @@ pub fn netns(data: &[u8]) {
     }
 }
 
-/// Plans copies of a volume, and resolves subPaths.
-pub fn volumes(data: &[u8]) {
-    copies::fuzzing::volumes(data);
-    copies::fuzzing::subpaths(data);
+/// Reads lines of `/proc/self/mountinfo` as the kernel would write them, of mounts whose roots and
+/// points stand between the bytes 0.
+fn mounts(data: &[u8]) {
+    let mut text = Vec::new();
+    let mut expected = Vec::new();
+    let mut words = data.split(|byte| *byte == 0);
+    while let (Some(root), Some(point)) = (words.next(), words.next()) {
+        text.extend(b"36 35 98:0 ");
+        escape(root, &mut text);
+        text.push(b' ');
+        escape(point, &mut text);
+        text.extend(b" rw,noatime master:1 - cgroup2 name rw,nsdelegate\n");
+        let path = |bytes| Path::new(OsStr::from_bytes(bytes)).to_owned();
+        expected.push(Mount {
+            device: "98:0".to_owned(),
+            root: path(root),
+            point: path(point),
+            kind: "cgroup2".to_owned(),
+            options: "rw,nsdelegate".to_owned(),
+        });
+    }
+    assert_eq!(mountinfo::parse(&text), expected);
+}
+
+/// Escapes a path like the kernel (`seq_path`, with blanks, line ends, backslashes and, lately, `#`
+/// as three octal digits).
+fn escape(path: &[u8], text: &mut Vec<u8>) {
+    for byte in path {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\\' | b'#' => text.extend(format!("\\{byte:03o}").bytes()),
+            _ => text.push(*byte),
+        }
+    }
 }
 
 /// Changes files in a cell: arbitrary or planned changes, by the first byte.

@@ -35,8 +35,8 @@ mod clock;
 pub mod cri;
 pub mod failure;
 mod former_pods;
-#[cfg(any(test, fuzzing, debug_assertions))]
-#[doc(hidden)]
+#[cfg(debug_assertions)]
+#[path = "../../fuzz/inside/cells.rs"]
 pub mod fuzzing;
 pub mod gateway;
 pub mod images;

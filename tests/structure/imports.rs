@@ -94,11 +94,6 @@ const PARTS: &[Part] = &[
             &["blocking"],
         ],
     },
-    // Fuzz targets look at everything that they fuzz.
-    Part {
-        path: "backends::milpa::fuzzing",
-        may: &[&["backends::milpa::cell_client", "backends::milpa::pods"]],
-    },
     Part {
         path: "backends::milpa::cri",
         may: &[

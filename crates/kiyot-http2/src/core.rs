@@ -260,7 +260,7 @@ impl Core {
     }
 
     /// Says if no stream has references.
-    #[cfg(any(test, fuzzing, debug_assertions))]
+    #[cfg(debug_assertions)]
     pub(super) fn is_empty(&self) -> bool {
         self.streams.is_empty()
     }

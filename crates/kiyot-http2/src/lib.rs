@@ -13,8 +13,8 @@ pub mod client;
 mod core;
 mod error;
 mod frame;
-#[cfg(any(test, fuzzing, debug_assertions))]
-#[doc(hidden)]
+#[cfg(debug_assertions)]
+#[path = "../../../fuzz/inside/http2/connections.rs"]
 pub mod fuzzing;
 mod hpack;
 mod io;

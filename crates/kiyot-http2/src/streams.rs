@@ -62,7 +62,7 @@ impl Streams {
     }
 
     /// Says if there are no streams.
-    #[cfg(any(test, fuzzing, debug_assertions))]
+    #[cfg(debug_assertions)]
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

@@ -32,8 +32,6 @@ use tokio::{
 
 pub(crate) mod cgroup;
 pub(crate) mod command;
-#[doc(hidden)]
-pub mod fuzzing;
 pub(crate) mod inotify_limit;
 mod instance;
 mod limits;
@@ -56,6 +54,8 @@ pub(crate) use instance::Home;
 pub(crate) use limits::Limits;
 pub use machine::machine_for_cells;
 pub(crate) use network::DEVICE;
+#[cfg(debug_assertions)]
+pub use network::cni::fuzzing;
 pub use network::remote::Forwarding;
 
 pub use pause_image::PauseImage;

@@ -27,8 +27,8 @@ use super::{
 use crate::metrics::ByteCounter;
 
 mod file;
-#[cfg(any(test, fuzzing, debug_assertions))]
-#[doc(hidden)]
+#[cfg(debug_assertions)]
+#[path = "../../../fuzz/inside/logs.rs"]
 pub mod fuzzing;
 mod gap;
 mod source;

@@ -32,8 +32,8 @@ use super::{
 
 mod body;
 mod connection;
-#[cfg(any(test, fuzzing, debug_assertions))]
-#[doc(hidden)]
+#[cfg(debug_assertions)]
+#[path = "../../../fuzz/inside/streaming.rs"]
 pub mod fuzzing;
 mod head;
 #[cfg(test)]

@@ -31,11 +31,9 @@ use super::{
 };
 use crate::metrics::ByteCounter;
 
-#[cfg(any(test, fuzzing, debug_assertions))]
-mod disk;
 mod files;
-#[cfg(any(test, fuzzing, debug_assertions))]
-#[doc(hidden)]
+#[cfg(debug_assertions)]
+#[path = "../../../fuzz/inside/volumes.rs"]
 pub mod fuzzing;
 mod plan;
 mod pod;

@@ -15,7 +15,9 @@ use crate::{
 
 mod chains;
 mod config;
-pub(crate) mod fuzzing;
+#[cfg(debug_assertions)]
+#[path = "../../../../fuzz/inside/instances.rs"]
+pub mod fuzzing;
 mod result;
 
 /// The capability of plugins that map ports of the node.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::{super::disk::Disk, *};
+use super::{super::fuzzing::disk::Disk, *};
 
 const COPY_PATH: &str = "volumes/kubernetes.io~secret/s";
 

@@ -11,12 +11,14 @@ use bytes::Bytes;
 use kiyot_linux::tree::RelPath;
 use kiyot_proto::cell::{FileChange, Root};
 
+use self::disk::Disk;
 use super::{
-    disk::Disk,
     plan::{CellPath, DATA_LINK, plan},
     subpath,
     tree::{Attributes, CopyState, Entry, Tree},
 };
+
+pub(super) mod disk;
 
 /// Path of the copy in the cell.
 const COPY_PATH: &str = "volumes/kubernetes.io~secret/s";
@@ -43,6 +45,7 @@ pub struct Update {
 /// # Panics
 /// For a violation.
 pub fn volumes(mut bytes: &[u8]) {
+    subpaths(bytes);
     let place = CellPath::new(Root::Memory, COPY_PATH);
     let cut = usize::from(take(&mut bytes, 1).first().copied().unwrap_or_default());
     let (old, new, newest) = (tree(&mut bytes), tree(&mut bytes), tree(&mut bytes));
@@ -107,7 +110,7 @@ pub fn update(mut bytes: &[u8]) -> Option<Update> {
 ///
 /// # Panics
 /// If it leads out of the volume, or elsewhere than it was bound.
-pub fn subpaths(bytes: &[u8]) {
+fn subpaths(bytes: &[u8]) {
     let (volume, sub_path) =
         (Path::new("/pods/u/volumes/p/v"), Path::new("/pods/u/volume-subpaths/v/app/0"));
     if let Some(below) = subpath::resolve(bytes, volume, sub_path) {

@@ -5,11 +5,18 @@ use super::{
     head,
 };
 
-/// Parses a request's head whole and byte by byte, with the same result.
+/// Parses HTTP heads of streams, and URLs.
 ///
 /// # Panics
 /// For a violation.
-pub fn request(bytes: &[u8]) {
+pub fn head(bytes: &[u8]) {
+    request(bytes);
+    response(bytes);
+    url(bytes);
+}
+
+/// Parses a request's head whole and byte by byte, with the same result.
+fn request(bytes: &[u8]) {
     let whole = head::request(bytes, 0);
     if let Ok(Some(read)) = &whole {
         let again = head::request(&read.retargeted(bytes, "/other"), 0);
@@ -31,10 +38,7 @@ pub fn request(bytes: &[u8]) {
 }
 
 /// Parses a response's head, and follows its body to the end.
-///
-/// # Panics
-/// If the body exceeds the received or the allowed bytes.
-pub fn response(bytes: &[u8]) {
+fn response(bytes: &[u8]) {
     let Ok(Some(head)) = head::response(bytes, 0) else { return };
     let body = &bytes[head.length..];
     let (mut whole, mut by_bytes) = (BodyRest::new(head.body), BodyRest::new(head.body));
@@ -50,10 +54,7 @@ pub fn response(bytes: &[u8]) {
 }
 
 /// Parses the URL of a cell's streaming server, whose target must be a valid request target.
-///
-/// # Panics
-/// For a violation.
-pub fn url(bytes: &[u8]) {
+fn url(bytes: &[u8]) {
     let Some((port, target)) = std::str::from_utf8(bytes).ok().and_then(super::parse_cell_url)
     else {
         return;

@@ -5,37 +5,37 @@ use std::collections::BTreeMap;
 
 use kiyot_proto::cell::{FileChange, MakeDir, WriteFile, file_change::Change};
 
-use super::{
+use super::super::{
     plan::DATA_LINK,
     tree::{Attributes, Entry, Kind, Tree},
 };
 
 /// Copy of a volume, and the file that is being written.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Disk {
-    pub(super) entries: BTreeMap<String, Entry>,
+pub(in super::super) struct Disk {
+    pub(in super::super) entries: BTreeMap<String, Entry>,
     root: Option<Attributes>,
     open: Option<(String, Attributes, Vec<u8>)>,
 }
 
 impl Disk {
     /// Creates a disk with a complete copy.
-    pub(super) fn of(tree: &Tree) -> Self {
+    pub(in super::super) fn of(tree: &Tree) -> Self {
         Self { entries: tree.entries.clone(), root: Some(tree.root), open: None }
     }
 
     /// Returns true if the disk is exactly this tree.
-    pub(super) fn is(&self, tree: &Tree) -> bool {
+    pub(in super::super) fn is(&self, tree: &Tree) -> bool {
         self.root == Some(tree.root) && self.entries == tree.entries && self.open.is_none()
     }
 
     /// Ends the call that carries the changes early.
-    pub(super) fn interrupt(&mut self) {
+    pub(in super::super) fn interrupt(&mut self) {
         self.open = None;
     }
 
     /// Applies a change to the copy at `place`. Panics if an agent would refuse it.
-    pub(super) fn apply(&mut self, place: &str, change: &FileChange) {
+    pub(in super::super) fn apply(&mut self, place: &str, change: &FileChange) {
         let Some(path) = change.path.strip_prefix(place) else {
             panic!("{} is not in {place}", change.path)
         };
@@ -102,7 +102,7 @@ impl Disk {
     }
 
     /// Returns true if `..data` leads to a directory.
-    pub(super) fn resolves(&self) -> bool {
+    pub(in super::super) fn resolves(&self) -> bool {
         let Some(Entry::Link(target)) = self.entries.get(DATA_LINK) else { return false };
         matches!(self.entries.get(target), Some(Entry::Dir(_)))
     }
