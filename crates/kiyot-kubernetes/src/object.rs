@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kiyot_proto::admin::{self, CellPhase};
+use kiyot_proto::{admin, text::cell_phase};
 use serde::{Deserialize, Serialize};
 
 use crate::{label, source::ShownCell, time};
@@ -228,7 +228,7 @@ fn status(shown: &ShownCell) -> Status {
     let launch_type = |offering: &admin::Offering| if offering.spot { SPOT } else { ON_DEMAND };
     let message = if cell.reason.is_empty() { &cell.error } else { &cell.reason };
     Status {
-        phase: phase(cell.phase()).to_owned(),
+        phase: cell_phase(cell.phase()).to_owned(),
         provider: bounded(&cell.provider),
         pod_name: cell.pod_name.clone(),
         pod_namespace: cell.pod_namespace.clone(),
@@ -253,21 +253,6 @@ fn status(shown: &ShownCell) -> Status {
             first_container: time::optional(steps.first_container),
         },
         conditions: conditions(cell, &steps),
-    }
-}
-
-/// Returns the word of a phase.
-fn phase(phase: CellPhase) -> &'static str {
-    match phase {
-        CellPhase::Unspecified => "Unknown",
-        CellPhase::CellRequested => "Requested",
-        CellPhase::CellLaunching => "Launching",
-        CellPhase::CellBooting => "Booting",
-        CellPhase::CellIdle => "Idle",
-        CellPhase::CellBinding => "Binding",
-        CellPhase::CellBound => "Bound",
-        CellPhase::CellStopping => "Stopping",
-        CellPhase::CellTerminating => "Terminating",
     }
 }
 

@@ -2,10 +2,27 @@
 
 use std::fmt::Display;
 
+use crate::admin::CellPhase;
+
 /// Returns a number with a noun, and a verb if there is one: `one` for 1, `other` for any other
 /// number.
 pub fn counted<N: Display + PartialEq + From<u8>>(number: N, one: &str, other: &str) -> String {
     format!("{number} {}", if number == N::from(1) { one } else { other })
+}
+
+/// Returns the word of a cell's phase.
+pub fn cell_phase(phase: CellPhase) -> &'static str {
+    match phase {
+        CellPhase::Unspecified => "Unknown",
+        CellPhase::CellRequested => "Requested",
+        CellPhase::CellLaunching => "Launching",
+        CellPhase::CellBooting => "Booting",
+        CellPhase::CellIdle => "Idle",
+        CellPhase::CellBinding => "Binding",
+        CellPhase::CellBound => "Bound",
+        CellPhase::CellStopping => "Stopping",
+        CellPhase::CellTerminating => "Terminating",
+    }
 }
 
 #[cfg(test)]

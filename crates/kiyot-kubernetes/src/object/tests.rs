@@ -10,7 +10,7 @@ fn shown() -> ShownCell {
         id: "cell-abcdefghijkl".to_owned(),
         backend: "milpa".to_owned(),
         node: "ip-10-0-31-99.ec2.internal".to_owned(),
-        phase: CellPhase::CellBound.into(),
+        phase: admin::CellPhase::CellBound.into(),
         provider: "ec2".to_owned(),
         instance: "i-0123456789abcdef0".to_owned(),
         offering: Some(admin::Offering {

@@ -15,7 +15,7 @@ use kiyot_proto::{
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::Code;
 
-use super::sought;
+use super::{kinds, sought};
 use crate::{
     cli::Drain,
     client::{Client, END_TIMEOUT},
@@ -137,9 +137,9 @@ async fn end_all(client: &Client, progress: &Progress) -> Result<(), Error> {
 }
 
 fn named(cells: &[Cell]) -> String {
-    let shown = cells.iter().take(MAX_NAMED).map(|cell| match cell.pod_name.as_str() {
+    let shown = cells.iter().take(MAX_NAMED).map(|cell| match kinds::pod_of(cell).as_str() {
         "" => cell.id.clone(),
-        name => format!("{} ({}/{name})", cell.id, cell.pod_namespace),
+        pod => format!("{} ({pod})", cell.id),
     });
     shown.collect::<Vec<_>>().join(", ")
 }

@@ -159,7 +159,7 @@ fn describe_cell(cell: &Cell) -> String {
         field(out, "  Warm pool", &cell.pool);
     }
     if !cell.pod_name.is_empty() {
-        field(out, "  Pod", &format!("{}/{}", cell.pod_namespace, cell.pod_name));
+        field(out, "  Pod", &kinds::pod_of(cell));
     }
     if cell.start_failures > 0 {
         field(out, "  Failed before", &cell.start_failures.to_string());

@@ -1,8 +1,11 @@
 //! Objects as items of lists: their columns and their JSON.
 
-use kiyot_proto::admin::{
-    Backend, CatalogueOffering, Cell, CellPhase, Event, Offering, Pod, PodUsage, Pool, TypeUsage,
-    UnitState,
+use kiyot_proto::{
+    admin::{
+        Backend, CatalogueOffering, Cell, CellPhase, Event, Offering, Pod, PodUsage, Pool,
+        TypeUsage, UnitState,
+    },
+    text::cell_phase,
 };
 use serde_json::{Value, json};
 
@@ -111,10 +114,6 @@ pub(super) fn pod(pod: &Pod, now: i64) -> Item {
 
 pub(super) fn cell(cell: &Cell, now: i64) -> Item {
     let timeline = cell.timeline.unwrap_or_default();
-    let pod = match cell.pod_name.as_str() {
-        "" => String::new(),
-        name => format!("{}/{name}", cell.pod_namespace),
-    };
     let offering = cell.offering.clone().unwrap_or_default();
     Item {
         name: format!("cell/{}", cell.id),
@@ -125,7 +124,7 @@ pub(super) fn cell(cell: &Cell, now: i64) -> Item {
             or_none(&cell.instance),
             or_none(&cell.addresses.join(",")),
             age(cell.created_unix_nanos, now),
-            or_none(&pod),
+            or_none(&pod_of(cell)),
             or_none(&offering.zone),
             price_of(cell.offering.as_ref()),
             money::dollars(cell.cost_micros),
@@ -148,7 +147,7 @@ pub(super) fn cell(cell: &Cell, now: i64) -> Item {
                 "podUID": cell.pod_uid,
             },
             "status": {
-                "phase": phase(cell.phase()),
+                "phase": cell_phase(cell.phase()),
                 "connected": cell.connected,
                 "provider": cell.provider,
                 "instanceID": cell.instance,
@@ -171,25 +170,17 @@ pub(super) fn cell(cell: &Cell, now: i64) -> Item {
     }
 }
 
-/// Returns the status of a cell, with `Silent` while a cell that should be connected is not.
-pub(super) fn status_of_cell(cell: &Cell) -> String {
-    let phase = phase(cell.phase());
-    let is_bound = matches!(cell.phase(), CellPhase::CellBound | CellPhase::CellIdle);
-    if is_bound && !cell.connected { format!("Silent ({phase})") } else { phase.to_owned() }
+/// Returns namespace and name of a cell's pod; empty without a pod.
+pub(super) fn pod_of(cell: &Cell) -> String {
+    let Cell { pod_namespace, pod_name, .. } = cell;
+    if pod_name.is_empty() { String::new() } else { format!("{pod_namespace}/{pod_name}") }
 }
 
-fn phase(phase: CellPhase) -> &'static str {
-    match phase {
-        CellPhase::Unspecified => "Unknown",
-        CellPhase::CellRequested => "Requested",
-        CellPhase::CellLaunching => "Launching",
-        CellPhase::CellBooting => "Booting",
-        CellPhase::CellIdle => "Idle",
-        CellPhase::CellBinding => "Binding",
-        CellPhase::CellBound => "Bound",
-        CellPhase::CellStopping => "Stopping",
-        CellPhase::CellTerminating => "Terminating",
-    }
+/// Returns the status of a cell, with `Silent` while a cell that should be connected is not.
+pub(super) fn status_of_cell(cell: &Cell) -> String {
+    let phase = cell_phase(cell.phase());
+    let is_bound = matches!(cell.phase(), CellPhase::CellBound | CellPhase::CellIdle);
+    if is_bound && !cell.connected { format!("Silent ({phase})") } else { phase.to_owned() }
 }
 
 pub(super) fn event(event: &Event) -> Item {

@@ -88,16 +88,12 @@ async fn draw(client: &Client, to: &mut Vec<u8>) -> Result<(), Error> {
 
 fn row(cell: &Cell, usage: Option<&PodUsage>) -> Item {
     let shown = |value: Option<String>| value.unwrap_or_else(|| kinds::or_none(""));
-    let pod = match cell.pod_name.as_str() {
-        "" => String::new(),
-        name => format!("{}/{name}", cell.pod_namespace),
-    };
     Item {
         name: cell.id.clone(),
         columns: vec![
             cell.id.clone(),
             kinds::status_of_cell(cell),
-            kinds::or_none(&pod),
+            kinds::or_none(&kinds::pod_of(cell)),
             kinds::type_of(cell.offering.as_ref()),
             shown(usage.map(|usage| money::cpu(usage.cpu_nanocores))),
             shown(usage.map(|usage| money::bytes(usage.memory_bytes))),
