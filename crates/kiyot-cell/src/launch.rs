@@ -53,15 +53,19 @@ pub enum LaunchError {
     Step(&'static str, #[source] io::Error),
 }
 
+/// Returns a function that names the step in which an error occurred.
+fn step<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> LaunchError {
+    move |error| LaunchError::Step(what, error.into())
+}
+
 /// Waits for [`GO`] on standard input, launches a cell and waits for its end. Returns the exit code
 /// of init, or 128 + n if signal n ended it.
 pub fn run(dir: &Path, netns: &Path, cgroup: Option<&str>) -> Result<i32, LaunchError> {
     let dir = CellDir::open(dir)?;
-    let mut console =
-        open_console(&dir).map_err(|source| LaunchError::Step("open the console log", source))?;
+    let mut console = open_console(&dir).map_err(step("open the console log"))?;
     let outcome = console
         .try_clone()
-        .map_err(|source| LaunchError::Step("duplicate the console log", source))
+        .map_err(step("duplicate the console log"))
         .and_then(|copy| launch(&dir, netns, cgroup, copy));
     if let Err(error) = &outcome {
         // The provider reads the reason from the console when the cell doesn't enrol.
@@ -76,43 +80,47 @@ fn launch(
     cgroup: Option<&str>,
     console: File,
 ) -> Result<i32, LaunchError> {
-    let mut go = [0; GO.len()];
-    io::stdin().read_exact(&mut go).map_err(|_| LaunchError::Cancelled)?;
-    // The working directory would keep a mount of the host busy.
-    env::set_current_dir("/")
-        .map_err(|source| LaunchError::Step("leave the working directory", source))?;
-    let netns = File::open(netns).map_err(|source| LaunchError::Netns(netns.to_owned(), source))?;
-    let host = Namespaces::current()
-        .map_err(|source| LaunchError::Step("read the host's namespaces", source))?;
-    host.write(&dir.host_namespaces())
-        .map_err(|source| LaunchError::Step("record the host's namespaces", source))?;
-    if let Some(name) = cgroup {
-        cgroup::join(Path::new(cgroup::ROOT), name)?;
-    }
-    rustix::process::umask(Mode::from_raw_mode(0o022));
-    // Fails for a process group leader, which is as good.
-    let _ = rustix::process::setsid();
-    setns(&netns, CloneFlags::CLONE_NEWNET)
-        .map_err(|error| LaunchError::Step("join the network namespace", error.into()))?;
-    // An open file would keep a mount of the host busy.
-    drop(netns);
+    wait_to_go()?;
+    let host = Namespaces::current().map_err(step("read the host's namespaces"))?;
+    host.write(&dir.host_namespaces()).map_err(step("record the host's namespaces"))?;
+    join(netns, cgroup)?;
     unshare(
         CloneFlags::CLONE_NEWNS
             | CloneFlags::CLONE_NEWPID
             | CloneFlags::CLONE_NEWUTS
             | CloneFlags::CLONE_NEWIPC,
     )
-    .map_err(|error| LaunchError::Step("create the namespaces", error.into()))?;
+    .map_err(step("create the namespaces"))?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-        .map_err(|error| LaunchError::Step("make the cell's mounts private", error.into()))?;
-    let mut init =
-        init_command(dir, console).map_err(|source| LaunchError::Step("prepare init", source))?;
-    let mut child = init.spawn().map_err(|source| LaunchError::Step("start init", source))?;
+        .map_err(step("make the cell's mounts private"))?;
+    let mut init = init_command(dir, console).map_err(step("prepare init"))?;
+    let mut child = init.spawn().map_err(step("start init"))?;
     // Init takes the end of its standard input for the end of this process.
     let stdin_guard = child.stdin.take();
-    let status = child.wait().map_err(|source| LaunchError::Step("wait for init", source))?;
+    let status = child.wait().map_err(step("wait for init"))?;
     drop(stdin_guard);
     Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
+}
+
+/// Waits for [`GO`] on standard input, and leaves the working directory, which would keep a mount
+/// of the host busy.
+pub(crate) fn wait_to_go() -> Result<(), LaunchError> {
+    let mut go = [0; GO.len()];
+    io::stdin().read_exact(&mut go).map_err(|_| LaunchError::Cancelled)?;
+    env::set_current_dir("/").map_err(step("leave the working directory"))
+}
+
+/// Joins the cgroup and the network namespace of a cell, in a session of its own.
+pub(crate) fn join(netns: &Path, cgroup: Option<&str>) -> Result<(), LaunchError> {
+    // Open no longer than this: an open file would keep a mount of the host busy.
+    let netns = File::open(netns).map_err(|source| LaunchError::Netns(netns.to_owned(), source))?;
+    if let Some(name) = cgroup {
+        cgroup::join(Path::new(cgroup::ROOT), name)?;
+    }
+    rustix::process::umask(Mode::from_raw_mode(0o022));
+    // Fails for a process group leader, which is as good.
+    let _ = rustix::process::setsid();
+    setns(&netns, CloneFlags::CLONE_NEWNET).map_err(step("join the network namespace"))
 }
 
 fn open_console(dir: &CellDir) -> io::Result<File> {

@@ -14,25 +14,21 @@ mod space;
 use std::{
     env,
     fs::File,
-    io::{self, PipeReader, Read},
+    io::{self, PipeReader},
     os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     thread,
 };
 
-use kiyot_link::{
-    bootstrap::GO,
-    vm_file::{VmFile, VmFileError},
-};
+use kiyot_link::vm_file::{VmFile, VmFileError};
 use nix::sched::{CloneFlags, setns, unshare};
-use rustix::fs::Mode;
 use tokio::sync::oneshot;
 
 use crate::{
     dirs::{CellDir, DirError},
     init::{MAX_LOG_BYTES, bounded_log::BoundedLog},
-    launch::{DEFAULT_PATH, cgroup},
+    launch::{self, DEFAULT_PATH, LaunchError},
 };
 
 /// Errors of a launch.
@@ -44,15 +40,9 @@ pub enum VmError {
     /// The description of the machine can't be read.
     #[error(transparent)]
     File(#[from] VmFileError),
-    /// The network namespace can't be opened.
-    #[error("network namespace {0:?}")]
-    Netns(PathBuf, #[source] io::Error),
-    /// Standard input ended without [`GO`].
-    #[error("launch cancelled: the provider ended before it recorded this launch")]
-    Cancelled,
-    /// The cgroup can't be joined.
+    /// The launch was cancelled, or the cgroup or the network namespace can't be joined.
     #[error(transparent)]
-    Cgroup(#[from] cgroup::CgroupError),
+    Launch(#[from] LaunchError),
     /// The network can't be prepared.
     #[error(transparent)]
     Network(#[from] network::NetworkError),
@@ -72,7 +62,7 @@ fn step<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> VmError {
     move |error| VmError::Step(what, error.into())
 }
 
-/// Waits for [`GO`] on standard input, launches a virtual machine and waits for its end. Returns
+/// Waits for `GO` on standard input, launches a virtual machine and waits for its end. Returns
 /// the exit code of QEMU, or 128 + n if signal n ended it.
 pub fn run(dir: &Path, netns: &Path, cgroup: Option<&str>) -> Result<i32, VmError> {
     let dir = CellDir::open(dir)?;
@@ -92,20 +82,9 @@ fn launch(
     cgroup: Option<&str>,
     console: &BoundedLog,
 ) -> Result<i32, VmError> {
-    let mut go = [0; GO.len()];
-    io::stdin().read_exact(&mut go).map_err(|_| VmError::Cancelled)?;
-    // The working directory would keep a mount of the host busy.
-    env::set_current_dir("/").map_err(step("leave the working directory"))?;
+    launch::wait_to_go()?;
     let file = VmFile::read(&dir.vm_file())?;
-    let netns = File::open(netns).map_err(|source| VmError::Netns(netns.to_owned(), source))?;
-    if let Some(name) = cgroup {
-        cgroup::join(Path::new(cgroup::ROOT), name)?;
-    }
-    rustix::process::umask(Mode::from_raw_mode(0o022));
-    // Fails for a process group leader, which is as good.
-    let _ = rustix::process::setsid();
-    setns(&netns, CloneFlags::CLONE_NEWNET).map_err(step("join the network namespace"))?;
-    drop(netns);
+    launch::join(netns, cgroup)?;
     let link = match &file.network {
         Some(vm) => {
             network::prepare(&file, vm)?;

@@ -76,15 +76,22 @@ pub(super) async fn start(
 }
 
 async fn start_unit(unit: &str, instance: Option<&Path>) -> Result<(), ProviderError> {
-    let mut arguments = MANAGER.to_vec();
-    arguments.extend(["StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "replace"]);
-    arguments.extend(PROPERTIES);
-    arguments.push("0");
+    let start = ["StartTransientUnit", "ssa(sv)a(sa(sv))", unit, "replace"];
+    let arguments = [&start[..], &PROPERTIES, &["0"]].concat();
+    call(&arguments, instance, "already loaded", format!("make the slice {unit}")).await
+}
+
+/// Calls systemd. Its refusal with the text `done` is fine.
+async fn call(
+    arguments: &[&str],
+    instance: Option<&Path>,
+    done: &str,
+    doing: String,
+) -> Result<(), ProviderError> {
+    let arguments = [&MANAGER, arguments].concat();
     match command::succeed("busctl", &arguments, instance).await {
-        Err(error) if !says(&error, "already loaded") => {
-            Err(ProviderError::transient(format!("make the slice {unit}"), error))
-        }
-        _ => Ok(()),
+        Err(CommandError::Refused { said, .. }) if said.contains(done) => Ok(()),
+        called => called.map_err(|error| ProviderError::transient(doing, error)),
     }
 }
 
@@ -97,13 +104,8 @@ pub(super) async fn release(
     let Some(holder) = holder(cgroup_parent).filter(|_| needs_holder(hierarchies)) else {
         return Ok(());
     };
-    let arguments = [&MANAGER[..], &["StopUnit", "ss", &holder, "replace"]].concat();
-    match command::succeed("busctl", &arguments, Some(home.dir())).await {
-        Err(error) if !says(&error, "not loaded") => {
-            Err(ProviderError::transient(format!("end the slice {holder}"), error))
-        }
-        _ => Ok(()),
-    }
+    let arguments = ["StopUnit", "ss", &holder, "replace"];
+    call(&arguments, Some(home.dir()), "not loaded", format!("end the slice {holder}")).await
 }
 
 /// Returns whether systemd is the one that gives controllers to cgroups here.
@@ -123,10 +125,6 @@ fn slice(cgroup_parent: &str) -> Option<&str> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b":_.\\-@".contains(&byte);
     let good = !slice.is_empty() && !slice.starts_with('-') && slice.bytes().all(plain);
     (good && slice.len() + SUFFIX.len() <= MAX_NAME_BYTES).then_some(slice)
-}
-
-fn says(error: &CommandError, text: &str) -> bool {
-    matches!(error, CommandError::Refused { said, .. } if said.contains(text))
 }
 
 #[cfg(test)]
