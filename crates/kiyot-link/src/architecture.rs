@@ -1,6 +1,6 @@
 //! Architectures of machines, in the notation of images (GOARCH).
 
-/// The names that Linux images have.
+/// The architectures of Linux images.
 const NAMES: [&str; 10] =
     ["386", "amd64", "arm", "arm64", "loong64", "mips64le", "ppc64le", "riscv64", "s390x", "mips"];
 
@@ -15,8 +15,8 @@ pub fn of_this_machine() -> &'static str {
     }
 }
 
-/// Returns the architecture with a name; `None` for an unknown name, such as that of a cell whose
-/// agent is older.
+/// Returns the architecture with this name, or `None` if the name is unknown, such as the name that
+/// an older agent sends.
 pub fn named(name: &str) -> Option<&'static str> {
     NAMES.into_iter().find(|known| *known == name)
 }

@@ -13,8 +13,8 @@ use crate::{cri_settings::CriSettings, mac_address::MacAddress};
 /// The most bytes of a cell file. A longer file is not read.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
-/// The byte on a launcher's standard input that starts it: the provider has recorded its process
-/// by then.
+/// The byte on a launcher's standard input that starts it. The provider sends it after it has
+/// recorded the launcher's process.
 pub const GO: &[u8; 1] = b"\n";
 
 /// The address of a gateway.
@@ -48,16 +48,16 @@ pub struct Bootstrap {
     pub ca_sha256: String,
     /// The one-time token that the cell exchanges for its certificate. Secret.
     pub token: String,
-    /// The time without contact to the gateway, in seconds, after which the cell stops its pod and
-    /// powers off.
+    /// The time without contact to the gateway after which the cell stops its pod and powers off,
+    /// in seconds.
     pub orphan_timeout_secs: u64,
     /// The agent's program, for a cell on another machine; `None` if the gateway serves none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agent: Option<AgentPin>,
 }
 
-/// The agent's program that the gateway serves at `https://gateway.kiyot.internal:PORT/agent`, to
-/// the cell as user and its token as password.
+/// The agent's program. The gateway serves it at `https://gateway.kiyot.internal:PORT/agent`; the
+/// user is the cell's id, and the password its token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentPin {
     /// SHA-256 in hexadecimal.
@@ -97,32 +97,33 @@ pub struct CellFile {
     /// containerd's `restrict_oom_score_adj`: needed where the cell may not lower its OOM score.
     #[serde(default)]
     pub restrict_oom_score_adj: bool,
-    /// Settings of the node's CRI plugin that hold in the cell.
+    /// Settings of the node's CRI plugin that apply in the cell too.
     #[serde(default, skip_serializing_if = "CriSettings::is_default")]
     pub cri: CriSettings,
-    /// The machine, if it is the cell's own; `None` for a cell in namespaces of the node.
+    /// The cell's own machine; `None` for a cell in namespaces of the node.
     #[serde(default)]
     pub machine: Option<Machine>,
 }
 
-/// A machine of the cell's own: it has no other kernel, and ends when its init does.
+/// A machine of the cell's own, with a single kernel. It ends when its init does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// The hardware address of the device that becomes the pod's; `None` if the machine has a
-    /// single device.
+    /// The hardware address of the device that the pod gets; `None` if the machine has a single
+    /// device.
     #[serde(default)]
     pub pod_mac: Option<MacAddress>,
-    /// The device of the link, if the link has one of its own, which the pod doesn't see.
+    /// The link's own device, which the pod doesn't see; `None` if the link has no device of its
+    /// own.
     #[serde(default)]
     pub link: Option<LinkDevice>,
-    /// The time from the start of init or service without enrolment, in seconds, after which the
-    /// machine powers off.
+    /// The most seconds from the start of init or service to enrolment. After that time the machine
+    /// powers off.
     pub power_off_after_secs: u64,
-    /// Addresses that the pod may not reach, such as those of the cloud's metadata service.
+    /// Addresses that the pod must not reach, such as the cloud's metadata service.
     #[serde(default)]
     pub closed_addresses: Vec<IpAddr>,
-    /// Networks that are reached by the node, at the gateway's address: address and length of the
-    /// prefix.
+    /// Networks that the cell reaches through the node, at the gateway's address: address and
+    /// prefix length.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub node_networks: Vec<(IpAddr, u8)>,
 }
@@ -130,11 +131,11 @@ pub struct Machine {
 /// The network device of the link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkDevice {
-    /// Its hardware address, by which it is found.
+    /// The hardware address, which identifies the device.
     pub mac: MacAddress,
-    /// Its address.
+    /// The IP address.
     pub address: IpAddr,
-    /// The length of its network's prefix, in bits.
+    /// The prefix length of its network, in bits.
     pub prefix_len: u8,
 }
 
@@ -154,7 +155,7 @@ pub enum CellFileError {
         /// The column of the first error, from 1.
         column: usize,
     },
-    /// The file is longer than any cell file.
+    /// The file exceeds the limit.
     #[error("cell file {0:?} is longer than {MAX_FILE_BYTES} bytes")]
     TooLong(PathBuf),
 }

@@ -17,7 +17,7 @@ pub struct Certificate {
     pub common_name: String,
     /// [`sha256`] of the public key (SubjectPublicKeyInfo in DER form).
     pub key_sha256: String,
-    /// The begin of its validity.
+    /// The start of its validity.
     pub not_before: SystemTime,
     /// The end of its validity.
     pub not_after: SystemTime,

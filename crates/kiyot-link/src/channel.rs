@@ -86,8 +86,8 @@ impl Service<http::Request<Body>> for Channel {
     }
 }
 
-/// Sends a request over the current connection. `covers_body`: the deadline holds for the whole
-/// response, not only for its head.
+/// Sends a request over the current connection. With `covers_body` the deadline holds for the whole
+/// response, otherwise for its head only.
 async fn call(
     slot: &Slot,
     mut request: http::Request<Body>,
@@ -115,7 +115,7 @@ async fn call(
                 return Ok(response);
             }
             Ok(Err(mut error)) => match error.take_message() {
-                // The peer has not seen it.
+                // The request was not sent.
                 Some(unsent) => request = unsent,
                 None => return Err(response_body::to_status(&error.into_error(), slot.name())),
             },

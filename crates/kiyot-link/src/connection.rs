@@ -122,7 +122,7 @@ impl Connection {
     /// Counts a call as open until the guard is dropped. Returns `None` if the connection is closed
     /// for calls.
     pub(crate) fn start_call(&self) -> Option<OpenCall> {
-        // Without a wake: no task waits for more open calls.
+        // No wake-up: no task waits for more open calls.
         self.0
             .calls
             .with(|calls| {

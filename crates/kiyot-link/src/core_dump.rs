@@ -9,15 +9,15 @@ use rustix::process::{
 
 /// Prevents core dumps of the calling process, and tracing by unprivileged processes.
 ///
-/// The process is made non-dumpable, because the kernel ignores the limit where `core_pattern` is a
-/// pipe. `execve` resets that, so each program calls this at its start. Children inherit the limit
-/// of 0.
+/// The process becomes non-dumpable because the kernel ignores the limit if `core_pattern` is a
+/// pipe. `execve` resets this flag, so each program calls this function at its start. Children
+/// inherit the limit of 0.
 pub fn forbid() -> io::Result<()> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     limit(Some(0))
 }
 
-/// Raises the limit for children to the hard limit: they hold no secrets but their own.
+/// Raises the limit for children to the hard limit: children hold only their own secrets.
 pub fn allow_children() -> io::Result<()> {
     limit(getrlimit(Resource::Core).maximum)
 }

@@ -1,4 +1,4 @@
-//! Settings of the node's CRI plugin that hold for pods in a cell too.
+//! Settings of the node's CRI plugin that also apply to pods in a cell.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,14 +6,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct CriSettings {
-    /// The bytes after which a line of a log is split; not positive: no limit.
+    /// The most bytes of a log line; longer lines are split. Not positive: no limit.
     pub max_container_log_line_size: i64,
-    /// The time for which ExecSync waits for output after its program has exited, as Go writes
+    /// The time that ExecSync waits for output after its program has exited, in Go's notation of
     /// durations; empty: no limit.
     pub drain_exec_sync_io_timeout: String,
-    /// Containers get no volumes for the directories that their image names.
+    /// Containers get no volumes for the directories that their image declares.
     pub ignore_image_defined_volumes: bool,
-    /// The resource limits of containers, those of `base_runtime_spec`; empty: the runtime's.
+    /// The resource limits of containers, from `base_runtime_spec`; empty: the runtime's limits.
     pub rlimits: Vec<Rlimit>,
 }
 
@@ -30,8 +30,8 @@ pub struct Rlimit {
 }
 
 impl CriSettings {
-    /// Returns whether all settings are the default, which a cell file leaves out: a launch that is
-    /// replayed by a later version has the same user data.
+    /// Returns whether all settings are the default. A cell file omits default settings, so that a
+    /// later version that replays a launch makes the same user data.
     pub(crate) fn is_default(&self) -> bool {
         *self == Self::default()
     }

@@ -9,12 +9,11 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::body::Body;
 use tower::ServiceExt;
 
-/// The time without a frame after which the gateway sends a PING. The agent waits twice as long, so
-/// that it rarely has to.
+/// The gateway sends a PING after this time without a frame. The agent waits twice as long, so that
+/// it rarely has to send a PING.
 pub(crate) const GATEWAY_PING_INTERVAL: Duration = Duration::from_secs(5);
 
-/// The time after a PING within which the gateway must receive something; otherwise it closes the
-/// connection.
+/// The gateway closes the connection if it receives nothing within this time after a PING.
 pub(crate) const GATEWAY_PING_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The agent's ping interval. With [`AGENT_PING_TIMEOUT`], 30 s of silence end a connection.
@@ -72,8 +71,8 @@ where
 {
     fn execute(&self, future: F) {
         let end = self.end.clone();
-        // Boxed: each future that this is moved into would reserve room for it, and the task would
-        // hold it several times.
+        // Boxed: each future that takes this one would reserve room for it, and the task would hold
+        // it several times.
         let future = Box::pin(future);
         self.tasks.spawn(async move { end.run_until_cancelled_owned(future).await.map(drop) });
     }
@@ -100,8 +99,8 @@ pub(crate) fn client(
     builder
 }
 
-/// Serves calls on a connection until it ends or `end` is cancelled. Calls that still run are
-/// dropped after the connection: their callers must not take its end for a cancelled call.
+/// Serves calls on a connection until it ends or `end` is cancelled. Running calls are dropped
+/// after the connection, so that their callers don't take its end for a cancelled call.
 pub async fn serve<I, S>(
     io: I,
     profile: Profile,
@@ -119,8 +118,8 @@ where
     S::Future: Send + 'static,
 {
     let service = service.map_request(|request: http::Request<Incoming>| request.map(Body::new));
-    // However this ends, the tasks that hyper spawned end too. A task that ended before the
-    // connection would reset its call with CANCEL.
+    // The tasks that hyper spawned end with this function. A task that ended before the connection
+    // would reset its call with CANCEL.
     let calls_end = CancellationToken::new();
     let _guard = calls_end.clone().drop_guard();
     let mut builder =
@@ -153,7 +152,7 @@ mod tests {
     use super::*;
     use crate::{channel::Channel, connection::Connection};
 
-    /// An agent that powers off while it answers a call.
+    /// The agent powers off while it answers a call.
     ///
     /// Verifies L28.
     #[tokio::test]
@@ -177,7 +176,7 @@ mod tests {
             () = called.notified() => {}
         }
         end.cancel();
-        // All other tasks run before the connection's.
+        // All other tasks run before the connection's task does.
         for _ in 0..8 {
             tokio::task::yield_now().await;
         }
@@ -188,7 +187,7 @@ mod tests {
         tasks.wait().await;
     }
 
-    /// The state after a cell was frozen: calls arrived, and their callers have reset them since.
+    /// State after a cell was frozen: calls have arrived, and their callers have reset them.
     ///
     /// Verifies L15.
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! Keepalive of a control connection: when to ping, and when to give the connection up.
+//! Keepalive of a control connection: sends pings, and closes a silent connection.
 
 use std::time::Duration;
 
@@ -41,8 +41,7 @@ impl Keepalive {
         Self { interval, timeout, last_received: Instant::now(), ping_sent: false }
     }
 
-    /// Returns the time within which the peer must answer a ping, and take a message that is sent
-    /// to it.
+    /// Returns the time within which the peer must answer a ping and receive a sent message.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
@@ -60,7 +59,7 @@ impl Keepalive {
         }
         sleep_until(self.last_received + self.interval).await;
         self.ping_sent = true;
-        // A process that was stopped pings late: the peer still gets the whole timeout.
+        // A process that was stopped pings late, but gives the peer the whole timeout.
         self.last_received = Instant::now() - self.interval;
         KeepaliveAction::Ping
     }

@@ -1,5 +1,5 @@
-//! The link between the daemon and the agent of a cell, as far as both share it: bootstrap data,
-//! TLS, framing, and calls over connections that the agent dialled.
+//! Code of the link that the daemon and a cell's agent share: bootstrap data, TLS, framing, and
+//! calls over connections that the agent dialled.
 
 pub mod alpn;
 pub mod architecture;

@@ -14,14 +14,14 @@ pub const PERIOD: Duration = Duration::from_secs(60);
 /// The most keys with a limit of their own; all others share one limit.
 const MAX_KEYS: usize = 1024;
 
-/// A rate limit for lines of a kind: [`MAX_LINES`] in each [`PERIOD`]. The next line that is
-/// admitted carries the number of suppressed ones.
+/// A rate limit for lines of a kind: [`MAX_LINES`] in each [`PERIOD`]. The next admitted line
+/// carries the number of suppressed lines.
 #[derive(Debug, Default)]
 pub struct LogLimit(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The begin of the current period; `None` before the first line.
+    /// The start of the current period; `None` before the first line.
     began: Option<Instant>,
     lines: u32,
     suppressed: u64,

@@ -4,12 +4,12 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// A hardware address of a device (IEEE 802 MAC-48). As text, six bytes: `02:00:5e:00:53:01`.
+/// A hardware address of a device (IEEE 802 MAC-48). Its text has six bytes: `02:00:5e:00:53:01`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct MacAddress(pub [u8; 6]);
 
-/// Text that is no hardware address.
+/// An error of parsing a hardware address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("invalid hardware address; allowed: six bytes such as \"02:00:5e:00:53:01\"")]
 pub struct NotAMac;
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_that_is_no_mac_is_refused() {
+    fn malformed_mac_is_refused() {
         for text in [
             "",
             "02:00:5e:00:53",

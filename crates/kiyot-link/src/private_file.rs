@@ -7,8 +7,8 @@ use std::{
     path::Path,
 };
 
-/// Replaces a file atomically, with mode 0600, and syncs it to disk. A path must have one writer at
-/// a time.
+/// Replaces a file atomically, with mode 0600, and syncs it to disk. Only one caller at a time may
+/// write a path.
 pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut name = path
         .file_name()
@@ -16,7 +16,7 @@ pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
         .to_owned();
     name.push(".new");
     let new = path.with_file_name(name);
-    // A leftover may have another mode or be a link.
+    // A leftover file may have another mode or be a link.
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -1,4 +1,4 @@
-//! Rehearsals of warm cells, whose sandboxes are no pod's.
+//! Rehearsals of warm cells: sandboxes that belong to no pod.
 
-/// Namespace of the sandbox of a rehearsal. No namespace of Kubernetes has a dot.
+/// Namespace of a rehearsal's sandbox. Kubernetes allows no dot in a namespace.
 pub const NAMESPACE: &str = "kiyot.rehearsal";

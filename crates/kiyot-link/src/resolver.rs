@@ -1,8 +1,8 @@
 //! Addresses and limits of the DNS forwarder between a cell and the node.
 //!
-//! Some name servers can be reached from the node alone. The agent listens for a pod's queries to
-//! them on link-local addresses in the cell, and the daemon asks the servers. The limits are the
-//! same on both sides.
+//! Only the node can reach some name servers. The agent listens in the cell, on link-local
+//! addresses, for the pod's queries to these servers, and the daemon asks them. Both sides have the
+//! same limits.
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -16,19 +16,18 @@ pub const CELL_ADDRESS: Ipv4Addr = Ipv4Addr::new(169, 254, 253, 62);
 pub const MAX_UDP_MESSAGE_BYTES: usize = 4096;
 /// The length of the DNS header, which is the shortest message.
 pub const DNS_HEADER_BYTES: usize = 12;
-/// The time that a query over UDP may take, from the pod and back, and that a TCP connection may
-/// take until it is established.
+/// The time limit of a query over UDP, from the pod and back, and of establishing a TCP connection.
 pub const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most unanswered queries over UDP of a cell.
 pub const MAX_UDP_QUERIES: usize = 128;
 /// The most TCP connections of a cell's pod.
 pub const MAX_TCP_CONNECTIONS: usize = 32;
-/// The time that a TCP connection may carry nothing in either direction: the idle timeout of most
-/// name servers.
+/// The longest time for which a TCP connection may carry nothing in either direction: the idle
+/// timeout of most name servers.
 pub const TCP_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Returns the address in the cell of the name server with this index. Link-local, so that it lies
-/// in no pod network, and apart from the addresses that are in use for node-local DNS elsewhere.
+/// Returns the cell's address for the name server with this index. Link-local addresses are in no
+/// pod network, and these are not the addresses that node-local DNS uses elsewhere.
 pub fn address(index: usize) -> Option<Ipv4Addr> {
     let offset = u8::try_from(index).ok().filter(|_| index < MAX_SERVERS)?;
     Some(Ipv4Addr::new(169, 254, 253, 53 + offset))

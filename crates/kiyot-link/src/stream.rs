@@ -19,15 +19,14 @@ use crate::{
     http2::{AGENT_PING_INTERVAL, AGENT_PING_TIMEOUT},
 };
 
-/// The time for which the kernel keeps bytes that a peer does not acknowledge: that after which the
-/// slower side's pings have ended a silent connection. It adds no detection of a lost peer, but
-/// ends the retransmissions of a connection that was closed with bytes left, which otherwise last
-/// for up to a quarter of an hour.
+/// The time for which the kernel keeps unacknowledged bytes: as long as the slower side's pings
+/// need to end a silent connection. It detects no lost peer sooner. It ends the retransmissions of
+/// a connection that was closed with bytes left, which otherwise last up to 15 minutes.
 const TCP_USER_TIMEOUT: Duration = AGENT_PING_INTERVAL.saturating_add(AGENT_PING_TIMEOUT);
 
 /// The most bytes that the kernel holds before it can send them (TCP_NOTSENT_LOWAT). Its buffer may
-/// grow to megabytes, which a slow link carries in minutes: a response would wait for the windows
-/// of all streams before it. HTTP/2 keeps the rest, and lets streams take turns.
+/// grow to megabytes, which a slow link carries in minutes, and a response would wait behind the
+/// windows of all streams. HTTP/2 keeps the other bytes, and lets streams take turns.
 const MAX_UNSENT_BYTES: u32 = 64 * 1024;
 
 /// A byte stream between an agent and its gateway.
@@ -48,11 +47,12 @@ impl Stream {
         }
     }
 
-    /// Sets the options of a TCP connection that was dialled or accepted.
+    /// Sets the options of a dialled or accepted TCP connection.
     pub fn over_tcp(stream: TcpStream) -> io::Result<Self> {
         // Small frames must not wait for the peer's acknowledgement.
         stream.set_nodelay(true)?;
-        // Without keepalive probes: pings of the link are answered by the agent, not by its kernel.
+        // No keepalive probes: an agent's kernel answers them, but the agent itself must answer
+        // pings.
         let socket = SockRef::from(&stream);
         socket.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT))?;
         socket.set_tcp_notsent_lowat(MAX_UNSENT_BYTES)?;

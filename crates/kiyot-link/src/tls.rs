@@ -18,7 +18,7 @@ use rustls::{
 
 use crate::{alpn, certificate::sha256, clock::Clock};
 
-/// The most certificates of a chain that are searched for the authority's.
+/// The most certificates of a chain among which the authority's is searched.
 const MAX_CHAIN_CERTIFICATES: usize = 4;
 
 /// A certificate chain and its key, each in DER form. Holds a secret, which `Debug` omits.
@@ -54,8 +54,8 @@ fn provider() -> Arc<CryptoProvider> {
     PROVIDER.get_or_init(|| Arc::new(ring::default_provider())).clone()
 }
 
-/// Returns the agent's configuration for [`alpn::ENROL`]: no client certificate, and a gateway
-/// whose certificate is issued by the authority with this fingerprint.
+/// Returns the agent's configuration for [`alpn::ENROL`]: no client certificate; the authority with
+/// this fingerprint must have issued the gateway's certificate.
 pub fn enrol_client(ca_sha256: &str) -> Result<ClientConfig, Error> {
     let config =
         ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&TLS13])?;
@@ -103,8 +103,8 @@ fn anonymous_server(identity: Identity, protocol: &[u8]) -> Result<ServerConfig,
     Ok(server(config, protocol))
 }
 
-/// Returns the gateway's configuration for [`alpn::CELL`]: requires a client certificate that this
-/// authority has issued and that is valid by this clock.
+/// Returns the gateway's configuration for [`alpn::CELL`]: this authority must have issued the
+/// client's certificate, which must be valid by this clock.
 pub fn cell_server(identity: Identity, ca_der: &[u8], clock: Clock) -> Result<ServerConfig, Error> {
     let verifier = WebPkiClientVerifier::builder_with_provider(
         Arc::new(roots(CertificateDer::from(ca_der.to_vec()))?),

@@ -1,4 +1,4 @@
-//! The file by which a provider describes a virtual machine to its launcher.
+//! The file that describes a virtual machine to its launcher.
 
 use std::{
     fmt, io,
@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::mac_address::MacAddress;
 
-/// The most bytes of a file. A longer one is not read.
+/// The most bytes of a file. A longer file is not read.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
 /// The tap device of the pod's network.
 pub const POD_TAP: &str = "tap-pod";
 /// The tap device of the link to the daemon.
 pub const LINK_TAP: &str = "tap-link";
-/// The launcher's address on the link. Link-local addresses are no pod's and no service's.
+/// The launcher's address on the link. Link-local addresses belong to no pod and no service.
 pub const LINK_HOST: Ipv4Addr = Ipv4Addr::new(169, 254, 77, 1);
 /// The virtual machine's address on the link.
 pub const LINK_GUEST: Ipv4Addr = Ipv4Addr::new(169, 254, 77, 2);
@@ -26,11 +26,11 @@ pub const LINK_PREFIX: u8 = 30;
 /// The port on which the launcher relays connections to the gateway.
 pub const LINK_PORT: u16 = 7700;
 
-/// The cache of translated code in MiB, beside the guest's memory. By default QEMU's may grow to a
-/// GiB.
+/// The size of QEMU's cache of translated code in MiB, beside the guest's memory. By default it may
+/// grow to a GiB.
 pub const TCG_CACHE_MIB: u64 = 128;
 
-/// The exit status of a probe (`kiyot-cell probe-vm`) under whose accelerator no kernel prints.
+/// The exit status of a probe (`kiyot-cell probe-vm`) if no kernel prints under its accelerator.
 pub const NOT_USABLE: i32 = 3;
 
 /// A virtual machine.
@@ -42,11 +42,11 @@ pub struct VmFile {
     pub accelerator: Accelerator,
     /// The kernel.
     pub kernel: PathBuf,
-    /// The initramfs; without one the kernel panics once it is up.
+    /// The initramfs; without it the kernel panics at the end of its boot.
     pub initramfs: Option<PathBuf>,
-    /// The file system of the root, which is read-only; `None` for a machine without disks.
+    /// The root file system, read-only; `None` for a machine without disks.
     pub root: Option<PathBuf>,
-    /// The size of the machine's own disk in bytes; `None` for a machine without one.
+    /// The size of the machine's own disk in bytes; `None` for a machine without its own disk.
     pub disk_bytes: Option<u64>,
     /// The kernel's command line.
     pub command_line: String,
@@ -58,18 +58,18 @@ pub struct VmFile {
     pub user: u32,
     /// The group of the QEMU process, not root.
     pub group: u32,
-    /// The network; `None` for a machine without one.
+    /// The network devices; `None` for a machine without a network.
     pub network: Option<VmNetwork>,
 }
 
 /// The network devices of a virtual machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmNetwork {
-    /// The hardware address of the device for the pod, until it takes that of the pod.
+    /// The hardware address of the pod's device until the device takes the pod's address.
     pub pod_mac: MacAddress,
     /// The hardware address of the link's device.
     pub link_mac: MacAddress,
-    /// The gateway's unix socket, to which connections over the link are relayed.
+    /// The gateway's unix socket, to which the launcher relays connections over the link.
     pub gateway: PathBuf,
 }
 
@@ -79,7 +79,7 @@ pub struct VmNetwork {
 pub enum Accelerator {
     /// The processor's virtualisation.
     Kvm,
-    /// Translation, which runs everywhere, and slowly.
+    /// Translation: runs everywhere, but slowly.
     Tcg,
 }
 
@@ -108,7 +108,7 @@ pub enum VmFileError {
     /// The file is not valid JSON, or lacks a field.
     #[error("{0:?} describes no virtual machine")]
     Invalid(PathBuf, #[source] serde_json::Error),
-    /// The file is longer than any.
+    /// The file exceeds the limit.
     #[error("{0:?} is longer than {MAX_FILE_BYTES} bytes")]
     TooLong(PathBuf),
 }

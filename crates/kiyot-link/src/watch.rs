@@ -50,8 +50,8 @@ impl<T> Watch<T> {
         }
     }
 
-    /// Waits until `find` returns a result. No published change is missed, but of changes in quick
-    /// succession only the last may be seen.
+    /// Waits until `find` returns a result. No published change is missed, but several quick
+    /// changes may be seen as one.
     pub async fn wait_for<R>(&self, mut find: impl FnMut(&T) -> Option<R>) -> R {
         self.wait(|state| find(&state.value)).await
     }
@@ -134,7 +134,7 @@ mod tests {
     async fn concurrent_waiters_miss_no_change() {
         const STEPS: usize = 2000;
         let watch = Arc::new(Watch::new(0));
-        // Each task waits for the step before its own, so that a missed change stops all.
+        // Each task waits for the previous task's step, so that a missed change stops all tasks.
         let tasks: Vec<_> = (0..4)
             .map(|own| {
                 let watch = Arc::clone(&watch);

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use http::HeaderMap;
 
-/// The longest timeout that is kept, so that adding it to an instant can't overflow.
+/// The longest timeout. A longer one is shortened, so that adding it to an instant can't overflow.
 const MAX_TIMEOUT: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// Returns the timeout of a call, if its header has the form that gRPC allows: at most 8 digits and
+/// Returns the timeout of a call, or `None` unless its header has gRPC's form: at most 8 digits and
 /// a unit.
 pub(super) fn parse(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;

@@ -15,8 +15,8 @@ pub const MAX_MESSAGE_BYTES: usize = 4 << 10;
 const ELLIPSIS: &str = " ...";
 /// The header of gRPC's error message, percent-encoded.
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
-/// The headers of a response that are kept. Others, such as `grpc-status-details-bin`, would be
-/// passed on unchecked.
+/// The headers that a response keeps. Others, such as `grpc-status-details-bin`, would be passed on
+/// unchecked.
 const KEPT_HEADERS: [HeaderName; 4] = [
     CONTENT_TYPE,
     CONTENT_ENCODING,
@@ -24,7 +24,7 @@ const KEPT_HEADERS: [HeaderName; 4] = [
     HeaderName::from_static("grpc-status"),
 ];
 
-/// Removes all headers of a response but [`KEPT_HEADERS`] and its message, which is sanitised.
+/// Removes all headers of a response except [`KEPT_HEADERS`], and sanitises its message.
 pub(super) fn clean(headers: &mut HeaderMap) {
     let mut kept = HeaderMap::with_capacity(KEPT_HEADERS.len());
     for name in KEPT_HEADERS {

@@ -14,8 +14,8 @@ use tonic::Status;
 use super::Channel;
 use crate::{connection::Connection, link_connection::LinkConnection, watch::Watch};
 
-/// A slot for the current connection of a kind to a cell. The gateway sets it; a [`Channel`]
-/// calls over it. Cheap to clone.
+/// A slot for a cell's current connection of one kind. The gateway sets it; a [`Channel`] calls
+/// over it. Cheap to clone.
 pub struct Slot<C = Connection>(Arc<Shared<C>>);
 
 struct Shared<C> {
@@ -104,8 +104,8 @@ impl<C: LinkConnection> Slot<C> {
         &self.0.name
     }
 
-    /// Sets the callback for calls that find no connection. It must return at once. Only the first
-    /// callback that is set counts.
+    /// Sets the callback for calls that find no connection. It must return at once. Later calls of
+    /// this method change nothing.
     pub fn on_demand(&self, callback: impl Fn() + Send + Sync + 'static) {
         let _ = self.0.on_demand.set(Box::new(callback));
     }
@@ -148,8 +148,8 @@ impl<C: LinkConnection> Slot<C> {
             }
             _ => None,
         });
-        // Without a wake: no task waits for an empty slot. The connection is dropped here, outside
-        // of the lock.
+        // No wake-up: no task waits for an empty slot. The connection is dropped here, outside the
+        // lock.
         withdrawn.is_some()
     }
 
