@@ -11,8 +11,7 @@ use http::{HeaderMap, response};
 
 use super::{Reason, core::Core, error::Error, streams::Key};
 
-/// Reference to a stream. The stream is cancelled when its last reference is dropped before its
-/// end.
+/// Reference to a stream. Dropping the last reference before the stream's end cancels the stream.
 #[derive(Debug)]
 pub(super) struct StreamRef {
     core: Arc<Mutex<Core>>,
@@ -66,7 +65,7 @@ impl RecvStream {
         poll_fn(|cx| self.poll_data(cx)).await
     }
 
-    /// Returns the trailers after the last part of the body, and `None` if there are none.
+    /// Returns the trailers after the last part of the body, or `None` if it has no trailers.
     pub fn poll_trailers(
         &mut self,
         cx: &mut Context<'_>,
@@ -80,7 +79,7 @@ impl RecvStream {
         poll_fn(|cx| self.poll_trailers(cx)).await
     }
 
-    /// Says if the stream has ended without an error, and everything is read.
+    /// Returns whether the stream has ended without an error, and everything is read.
     pub fn is_end_stream(&self) -> bool {
         let (mut core, key) = self.0.core();
         core.is_end_stream(key)

@@ -33,8 +33,8 @@ pub struct Connection {
     core: Arc<Mutex<Core>>,
 }
 
-/// Waits until the server has sent its SETTINGS: a peer that accepts and stays silent has no
-/// handshake.
+/// Waits until the server has sent its SETTINGS, so that the handshake with a silent server never
+/// completes.
 ///
 /// # Errors
 /// For a socket that can't be registered, and a server that closes the connection or doesn't speak

@@ -23,9 +23,9 @@ use server::ServerState;
 
 /// Flow-control window before any SETTINGS (RFC 9113, 6.9.2).
 const INITIAL_WINDOW_BYTES: u32 = 65_535;
-/// Output from which on no stream adds more.
+/// Output size at which streams stop adding more.
 const MAX_OUTPUT_BYTES: usize = 64 << 10;
-/// Output from which on nothing is read: a peer that doesn't read gets no more responses to its
+/// Output size at which reading stops: a peer that doesn't read gets no more responses to its
 /// frames.
 const MAX_BACKLOG_BYTES: usize = 1 << 20;
 
@@ -40,7 +40,7 @@ enum Role {
 #[derive(Debug)]
 pub(super) struct Core {
     role: Role,
-    /// Output, of which `written` bytes are sent.
+    /// Output; its first `written` bytes are sent.
     out: Vec<u8>,
     written: usize,
     /// Task of a client's connection. A server's connection is polled whenever there is output.
@@ -48,8 +48,8 @@ pub(super) struct Core {
     encoder: Encoder,
     decoder: Decoder,
     streams: Streams,
-    /// Next stream id, and its value at the last write: the peer has seen nothing of streams from
-    /// there on.
+    /// Next stream id, and its value at the last write: the peer has seen no stream from that id
+    /// on.
     next_id: u32,
     first_unsent_id: u32,
     /// Header block without its END_HEADERS.
@@ -57,7 +57,7 @@ pub(super) struct Core {
     received_settings: bool,
     /// Frames received.
     frames: u64,
-    /// Reason for taking no new streams.
+    /// Reason why no new streams are taken.
     closing: Option<Error>,
 
     /// Concurrent streams that the server allows.
@@ -71,7 +71,7 @@ pub(super) struct Core {
 
     /// Streams of a client that wait for the server's limit, in order.
     pending_open: VecDeque<Key>,
-    /// Streams with data, in turns; and those among them that wait for the connection's window.
+    /// Streams with data, in turns, and streams with data that wait for the connection's window.
     pending_send: VecDeque<Key>,
     pending_capacity: VecDeque<Key>,
 }
@@ -113,7 +113,7 @@ impl Core {
         }
     }
 
-    /// Drops the data received on a stream, and all that follows.
+    /// Drops the data received on a stream, and all later data.
     pub(super) fn discard_recv(&mut self, key: Key) {
         if let Some(stream) = self.streams.get(key) {
             stream.wants_body = false;
@@ -122,8 +122,8 @@ impl Core {
         }
     }
 
-    /// Drops a reference to a stream. Without references the stream is cancelled, but a response
-    /// that was written to its end is still sent.
+    /// Drops a reference to a stream. A stream without references is cancelled, but a response that
+    /// was written to its end is still sent.
     pub(super) fn drop_stream_ref(&mut self, key: Key) {
         let is_server = self.is_server();
         let Some(stream) = self.streams.get(key) else { return };
@@ -187,7 +187,7 @@ impl Core {
         }
         if id != 0 {
             self.streams.remove_id(id);
-            // The limit allows another stream now, or this was the last.
+            // The limit now allows another stream, or this was the last stream.
             if !self.pending_open.is_empty() || self.closing.is_some() {
                 self.wake();
             }
@@ -232,7 +232,7 @@ impl Core {
         frame::put(&mut self.out, frame::GOAWAY, 0, 0, &payload);
     }
 
-    /// Says if a stream has never been opened (RFC 9113, 5.1).
+    /// Returns whether a stream has never been opened (RFC 9113, 5.1).
     fn is_idle(&self, id: u32) -> bool {
         id.is_multiple_of(2) || id >= self.next_id
     }
@@ -241,7 +241,7 @@ impl Core {
         self.frames
     }
 
-    /// Says if the peer has sent its SETTINGS, and no header block is open.
+    /// Returns whether the peer has sent its SETTINGS, and no header block is open.
     pub(super) fn is_at_frame_boundary(&self) -> bool {
         self.received_settings && self.block.is_none()
     }
@@ -250,7 +250,7 @@ impl Core {
         self.received_settings
     }
 
-    /// Says if no stream is open and no new one is taken.
+    /// Returns whether no stream is open and no new one is taken.
     pub(super) fn is_done(&self) -> bool {
         self.closing.is_some() && self.streams.open_streams() == 0 && self.pending_open.is_empty()
     }
@@ -259,7 +259,7 @@ impl Core {
         self.streams.open_streams()
     }
 
-    /// Says if no stream has references.
+    /// Returns whether no stream has references.
     #[cfg(debug_assertions)]
     pub(super) fn is_empty(&self) -> bool {
         self.streams.is_empty()

@@ -10,7 +10,7 @@ pub enum Error {
     /// The peer has reset the stream.
     #[error("stream reset by the peer: {0}")]
     Reset(Reason),
-    /// The peer has sent GOAWAY, and has not begun with the stream.
+    /// The peer has sent GOAWAY, and has not begun to process the stream.
     #[error("peer takes no new streams: {0}")]
     GoAway(Reason),
     /// The connection ended before the request was sent.
@@ -45,8 +45,8 @@ impl From<Violation> for Error {
 }
 
 impl Error {
-    /// Says if the peer has not begun with the request, so that it may be sent again (RFC 9113,
-    /// 8.7).
+    /// Returns whether the peer has not begun to process the request, so that it may be sent again
+    /// (RFC 9113, 8.7).
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Reset(Reason::REFUSED_STREAM) | Self::GoAway(_) | Self::NotSent)
     }

@@ -3,7 +3,8 @@
 use super::{Reason, error::Violation};
 
 pub(super) const HEADER_LEN: usize = 9;
-/// Payload of a frame in both directions: SETTINGS_MAX_FRAME_SIZE stays at its initial value.
+/// Largest payload of a frame in both directions: SETTINGS_MAX_FRAME_SIZE stays at its initial
+/// value.
 pub(super) const MAX_PAYLOAD_BYTES: usize = 16 << 10;
 /// Connection preface of a client (RFC 9113, 3.4).
 pub(super) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";

@@ -11,8 +11,7 @@ pub(super) use decoder::Decoder;
 pub(super) use encoder::Encoder;
 pub(super) use field::{Field, Name, PseudoValue};
 
-/// Size of a dynamic table, as HPACK counts it: the initial size. A peer that allows more gets no
-/// more.
+/// Size of a dynamic table, as HPACK counts it: the initial size, even if the peer allows more.
 pub(super) const MAX_TABLE_BYTES: usize = 4096;
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use super::{
     socket::Socket,
 };
 
-/// Bytes of a read: several of the longest frames.
+/// Bytes of a read, which hold several of the longest frames.
 const INPUT_BYTES: usize = 64 << 10;
 
 /// Socket between a core and its peer.
@@ -39,7 +39,7 @@ impl Io {
     }
 
     /// Reads once, and gives complete frames to the core. Returns false at the end of the
-    /// connection. Pending while the peer doesn't read: then `poll_write` wakes.
+    /// connection. Pending while the peer doesn't read; then `poll_write` wakes the task.
     pub(super) fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -56,7 +56,8 @@ impl Io {
         let core = &mut *lock(core);
         match core.recv(&self.input[..self.end]) {
             Ok(consumed) => {
-                // The rest is less than a frame, so that the buffer has room for all of it.
+                // The remaining bytes are less than a frame, so the buffer has room for the whole
+                // frame.
                 self.input.copy_within(consumed..self.end, 0);
                 self.end -= consumed;
                 Poll::Ready(Ok(true))
@@ -68,7 +69,7 @@ impl Io {
         }
     }
 
-    /// Writes all output. A lone PING ACK may wait a moment for other frames.
+    /// Writes all output. A lone PING ACK may wait shortly for other frames.
     pub(super) fn poll_write(
         &mut self,
         cx: &mut Context<'_>,
@@ -89,7 +90,7 @@ impl Io {
         }
     }
 
-    /// Says if the read buffer has an incomplete frame.
+    /// Returns whether the read buffer has an incomplete frame.
     pub(super) fn has_partial_frame(&self) -> bool {
         self.end > 0
     }

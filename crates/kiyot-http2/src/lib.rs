@@ -2,8 +2,7 @@
 //! `h2`.
 //!
 //! Frames are decoded in the read buffer and encoded into the write buffer, without a queue of
-//! frames between. A peer can neither use memory without a bound nor end more than its own
-//! connection.
+//! frames between. A peer can use only bounded memory, and end only its own connection.
 //!
 //! `core` is the state of a connection without its socket: a client's or a server's by its role.
 //! [`client`] and [`server`] drive a core with a socket.
@@ -33,16 +32,16 @@ pub use reason::Reason;
 /// rare.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
-/// Flow-control window of a connection: more than a thousand streams with full buffers don't block
-/// the others.
+/// Flow-control window of a connection, so large that more than a thousand streams with full
+/// buffers don't block the others.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
 
-/// Streams reset by a server whose late frames it still ignores. A client may cancel all its calls
-/// at once.
+/// Most reset streams that a server remembers to ignore their late frames. A client may cancel all
+/// its calls at once.
 const MAX_RESET_STREAMS: usize = 16_384;
 
-/// Metadata of a request or response, in bytes as HTTP/2 counts them. grpc-go allows 16 MiB; only
-/// status details are long.
+/// Most bytes of the metadata of a request or response, as HTTP/2 counts them. grpc-go allows 16
+/// MiB; only status details are long.
 const MAX_HEADER_LIST_BYTES: u32 = 1 << 20;
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
 //! Delay of PING ACKs.
 //!
-//! grpc-go sends a PING whenever a message reaches it, to estimate the bandwidth of the connection:
-//! containerd for a request, the kubelet for a response. An immediate ACK costs both sides a write,
-//! a read and a wake-up in the middle of the call. So a lone ACK waits for the next frames, but no
-//! longer than two [`ACK_DELAY_TICK`]s. RFC 9113, 6.7, says that ACKs should come first. The
-//! estimate becomes too low, but it is the bandwidth between two processes of a node, by which
-//! grpc-go would widen its windows sooner.
+//! After each message that reaches it, grpc-go sends a PING, to estimate the bandwidth of the
+//! connection: containerd after a request, the kubelet after a response. An immediate ACK costs
+//! both sides a write, a read and a wake-up in the middle of the call. So a lone ACK waits for the
+//! next frames, but no longer than two [`ACK_DELAY_TICK`]s. RFC 9113, 6.7, says that ACKs should
+//! come first. The estimate becomes too low, but grpc-go would only widen its windows sooner by it,
+//! between two processes of a node.
 
 use std::{
     future::Future,
@@ -24,7 +24,7 @@ pub(super) const ACK_HEAD: [u8; 9] = [0, 0, 8, 6, 1, 0, 0, 0, 0];
 /// Length of a PING ACK.
 const ACK_BYTES: usize = ACK_HEAD.len() + 8;
 
-/// Says if the output is a single PING ACK.
+/// Returns whether the output is a single PING ACK.
 pub(super) fn is_lone_ack(output: &[u8]) -> bool {
     output.len() == ACK_BYTES && output.starts_with(&ACK_HEAD)
 }
@@ -38,8 +38,8 @@ pub(super) struct AckDelay {
 }
 
 impl AckDelay {
-    /// Says if the output, given as a lone ACK or not, should wait. Wakes the task when its time is
-    /// over.
+    /// Returns whether the output should wait. `is_alone`: the output is a lone ACK. Wakes the task
+    /// after the delay.
     pub(super) fn poll_should_delay(&mut self, cx: &mut Context<'_>, is_alone: bool) -> bool {
         if !is_alone {
             self.waits = None;

@@ -21,8 +21,8 @@ use crate::{
 /// Time for the last bytes of a connection.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A connection with incoming requests. Its owner polls it, and polls it again after each use of
-/// its streams, because they don't wake it.
+/// A connection with incoming requests. Its owner polls it, again after each use of its streams,
+/// because streams don't wake it.
 #[derive(Debug)]
 pub struct Connection {
     io: Io,
@@ -73,7 +73,8 @@ impl Connection {
         self.io.poll_write(cx, &self.core)
     }
 
-    /// Says if the client is read from: not while it leaves too much output unread.
+    /// Returns whether the connection reads: it doesn't while the client leaves too much output
+    /// unread.
     pub fn may_read(&self) -> bool {
         lock(&self.core).may_read()
     }
@@ -83,23 +84,24 @@ impl Connection {
         lock(&self.core).frames_received()
     }
 
-    /// Says if the client has sent its SETTINGS and no partial frame since. It may stay idle here.
+    /// Returns whether the client has sent its SETTINGS and no partial frame since. A client may
+    /// stay idle in this state.
     pub fn is_at_frame_boundary(&self) -> bool {
         !self.io.has_partial_frame() && lock(&self.core).is_at_frame_boundary()
     }
 
-    /// Says if the client has sent its SETTINGS.
+    /// Returns whether the client has sent its SETTINGS.
     pub fn has_received_settings(&self) -> bool {
         lock(&self.core).has_received_settings()
     }
 
-    /// Asks the client for no more requests. The connection is done when the requests that it sent
-    /// before it knew have ended.
+    /// Asks the client to send no more requests. The connection is done when all requests that the
+    /// client has sent until it knew have ended.
     pub fn graceful_shutdown(&mut self) {
         lock(&self.core).graceful_shutdown();
     }
 
-    /// Says if all streams have ended after a shutdown, and all output is written.
+    /// Returns whether all streams have ended after a shutdown, and all output is written.
     pub fn is_done(&self) -> bool {
         let core = lock(&self.core);
         core.is_done() && core.backlog() == 0
@@ -113,7 +115,7 @@ impl Connection {
         self.flush().await;
     }
 
-    /// Writes all output, for as long as the client reads it within a bound.
+    /// Writes all output, but ends after a bounded time if the client doesn't read.
     pub async fn flush(mut self) {
         // The output of a client that doesn't read is lost.
         let _ = timeout(FLUSH_TIMEOUT, poll_fn(|cx| self.poll_write(cx))).await;

@@ -18,8 +18,8 @@ use tokio::{
 #[derive(Debug)]
 pub(super) struct Socket {
     /// Registered for reading only: otherwise each read of the peer would wake this thread. tokio
-    /// has no such registration of a socket without `unsafe`, but a pipe's reading end is the same:
-    /// a descriptor to read from.
+    /// can't register a socket this way without `unsafe`, but treats a pipe's reading end as this
+    /// descriptor needs.
     socket: pipe::Receiver,
     /// The same socket, registered for writing while its buffer is full.
     writable: Option<pipe::Sender>,
@@ -27,7 +27,7 @@ pub(super) struct Socket {
 
 impl Socket {
     pub(super) fn new(stream: UnixStream) -> io::Result<Self> {
-        // tokio's sockets don't block, and `into_std` keeps that.
+        // tokio's sockets are non-blocking, and `into_std` keeps them so.
         let socket = pipe::Receiver::from_owned_fd_unchecked(OwnedFd::from(stream.into_std()?))?;
         Ok(Self { socket, writable: None })
     }
@@ -40,7 +40,7 @@ impl Socket {
     ) -> Poll<io::Result<usize>> {
         loop {
             let mut input = ReadBuf::new(input);
-            // A short read empties the socket: tokio waits for epoll before the next read.
+            // A short read has emptied the socket: tokio waits for epoll before the next read.
             match ready!(Pin::new(&mut self.socket).poll_read(cx, &mut input)) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 read => return Poll::Ready(read.map(|()| input.filled().len())),
@@ -79,7 +79,7 @@ impl Socket {
         }
     }
 
-    /// Ends the registration for writing: the output is written.
+    /// Ends the registration for writing once the output is written.
     pub(super) fn stop_write_interest(&mut self) {
         self.writable = None;
     }

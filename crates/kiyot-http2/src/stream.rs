@@ -27,7 +27,6 @@ pub(super) enum SendState {
     Closed,
 }
 
-/// Stream.
 #[derive(Debug)]
 pub(super) struct Stream {
     /// 0 before the stream is opened.
@@ -38,9 +37,9 @@ pub(super) struct Stream {
     pub(super) recv_state: RecvState,
     /// Received head of a response.
     pub(super) head: Option<Response<()>>,
-    /// Set for a response to HEAD, whose content-length is of a body that is not sent.
+    /// Set for a response to HEAD: its content-length describes a body that is not sent.
     pub(super) has_no_body: bool,
-    /// Rest of the content-length. Bytes.
+    /// Bytes of the content-length that have not arrived.
     pub(super) content_length: Option<u64>,
     /// Cleared when the body's reader is dropped.
     pub(super) wants_body: bool,
@@ -48,7 +47,7 @@ pub(super) struct Stream {
     pub(super) recv_buffer: Vec<u8>,
     pub(super) trailers: Option<HeaderMap>,
     pub(super) error: Option<Error>,
-    /// Set if the stream ended without its user: by the peer or with the connection.
+    /// Set if the peer or the end of the connection has ended the stream.
     pub(super) was_aborted: bool,
     /// Window granted to the peer. Bytes.
     pub(super) recv_window: u32,
@@ -96,7 +95,7 @@ impl Stream {
         }
     }
 
-    /// Says if both halves are closed.
+    /// Returns whether both halves are closed.
     pub(super) fn is_closed(&self) -> bool {
         self.recv_state == RecvState::Closed && matches!(self.send_state, SendState::Closed)
     }
@@ -164,7 +163,7 @@ fn digits(value: &HeaderValue) -> Option<u64> {
     text.parse().ok()
 }
 
-/// Stores a waker; an equal one isn't cloned.
+/// Stores a waker, unless an equal waker is stored.
 pub(super) fn store_waker(place: &mut Option<Waker>, waker: &Waker) {
     match place {
         Some(kept) => kept.clone_from(waker),

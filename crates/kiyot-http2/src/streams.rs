@@ -24,7 +24,7 @@ impl Streams {
         self.all.insert(stream)
     }
 
-    /// Returns a stream; `None` after its removal, because queues may keep its key.
+    /// Returns a stream, or `None` if it was removed: queues may still have its key.
     pub(super) fn get(&mut self, key: Key) -> Option<&mut Stream> {
         self.all.get_mut(key)
     }
@@ -61,7 +61,7 @@ impl Streams {
         self.ids.len()
     }
 
-    /// Says if there are no streams.
+    /// Returns whether there are no streams.
     #[cfg(debug_assertions)]
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()

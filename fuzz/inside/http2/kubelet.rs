@@ -35,7 +35,7 @@ fn trailers(number: usize) -> HeaderMap {
 /// keep their bounds.
 ///
 /// # Panics
-/// For a violation of either.
+/// If the output violates HTTP/2, or a stream or buffer exceeds its bound.
 pub fn kubelet(bytes: &[u8]) {
     let mut core = Core::server(MAX_STREAMS);
     let mut model = Model::server();

@@ -1,4 +1,4 @@
-//! View that the peer has of this side.
+//! The peer's view of this side.
 
 use std::collections::HashMap;
 
@@ -23,7 +23,7 @@ enum Stream {
     Reset,
 }
 
-/// View that the peer has of this side, and the windows that it has granted.
+/// The peer's view of this side, and the windows that the peer has granted.
 pub(super) struct Model {
     is_server: bool,
     decoder: Decoder,
@@ -69,7 +69,7 @@ impl Model {
         assert!(self.came.is_empty() && self.block.is_none(), "the output ends within a frame");
     }
 
-    /// Reads at most so many bytes of the output.
+    /// Reads at most `most` bytes of the output.
     pub(super) fn read_some(&mut self, core: &mut Core, most: usize) {
         let output = core.output();
         let length = output.len().min(most);
@@ -111,23 +111,23 @@ impl Model {
             frame::CONTINUATION => self.block(head, payload),
             frame::DATA => {
                 self.window -= head.length as i64;
-                assert!(head.length == 0 || self.window >= 0, "data exceeds the window");
+                assert!(head.length == 0 || self.window >= 0, "DATA exceeds the window");
                 let stream = self
                     .streams
                     .get_mut(&head.stream)
-                    .unwrap_or_else(|| panic!("data of {}", head.stream));
-                assert_eq!(*stream, Stream::HeadSent, "data of {}", head.stream);
+                    .unwrap_or_else(|| panic!("DATA on unknown stream {}", head.stream));
+                assert_eq!(*stream, Stream::HeadSent, "DATA on stream {}", head.stream);
                 if head.has(frame::END_STREAM) {
                     *stream = Stream::Ended;
                 }
             }
             frame::RST_STREAM => {
                 let before = self.streams.insert(head.stream, Stream::Reset);
-                // Frames of skipped and of closed streams are refused each time.
+                // This side refuses each frame of a skipped or closed stream anew.
                 let is_refused = self.is_server && (before.is_some() || head.stream < self.last_id);
                 assert!(
                     is_refused || before.is_some_and(|before| before != Stream::Reset),
-                    "a reset of {}",
+                    "RST_STREAM on stream {}",
                     head.stream
                 );
             }
@@ -146,12 +146,14 @@ impl Model {
         let stream = self
             .streams
             .get_mut(&head.stream)
-            .unwrap_or_else(|| panic!("a head of {}", head.stream));
+            .unwrap_or_else(|| panic!("HEADERS on unknown stream {}", head.stream));
         match stream {
             Stream::Open => {}
-            Stream::HeadSent => assert!(ended, "trailers of {} are not the end", head.stream),
+            Stream::HeadSent => {
+                assert!(ended, "trailers of stream {} without END_STREAM", head.stream)
+            }
             Stream::Ended | Stream::Reset => {
-                panic!("a head of {}, which is {stream:?}", head.stream)
+                panic!("HEADERS on stream {} in state {stream:?}", head.stream)
             }
         }
         *stream = if ended { Stream::Ended } else { Stream::HeadSent };
@@ -185,7 +187,7 @@ impl Model {
     }
 }
 
-/// Sends a frame to the core. Returns true if that has ended the connection.
+/// Sends a frame to the core. Returns whether the connection has ended.
 pub(super) fn receive(
     core: &mut Core,
     model: &mut Model,

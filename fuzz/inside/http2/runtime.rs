@@ -32,7 +32,7 @@ fn head(number: usize) -> Parts {
 /// bounds.
 ///
 /// # Panics
-/// For a violation of either.
+/// If the output violates HTTP/2, or a buffer exceeds its bound.
 pub fn runtime(bytes: &[u8]) {
     let mut core = Core::client();
     let mut model = Model::client();

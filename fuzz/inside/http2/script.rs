@@ -7,8 +7,7 @@ use crate::{core::Core, frame};
 pub(super) struct Script<'a>(&'a [u8]);
 
 impl<'a> Script<'a> {
-    /// Begins with the peer's SETTINGS for most inputs. Returns true if that has ended the
-    /// connection.
+    /// Begins with the peer's SETTINGS for most inputs. Returns whether the connection has ended.
     pub(super) fn begin(bytes: &'a [u8], core: &mut Core, model: &mut Model) -> (Self, bool) {
         let ended =
             !bytes.len().is_multiple_of(8) && receive(core, model, frame::SETTINGS, 0, 0, &[]);

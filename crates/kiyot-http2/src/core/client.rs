@@ -140,7 +140,7 @@ impl Core {
         Ok(())
     }
 
-    /// Receives a GOAWAY: the server does nothing with streams after `last`.
+    /// Receives a GOAWAY: the server ignores streams after `last`.
     pub(super) fn recv_server_go_away(&mut self, last: u32, reason: Reason) {
         let error = Error::GoAway(reason);
         self.closing.get_or_insert(error.clone());

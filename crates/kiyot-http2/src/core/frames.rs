@@ -9,7 +9,7 @@ use crate::{
     streams::Key,
 };
 
-/// Frames of a header block. Even the longest fits if they are half full.
+/// Most frames of a header block. The longest block fits if its frames are half full.
 const MAX_BLOCK_FRAMES: usize = 2 * MAX_HEADER_LIST_BYTES as usize / MAX_PAYLOAD_BYTES;
 
 /// Header block whose END_HEADERS has not arrived.
@@ -155,7 +155,7 @@ impl Core {
         let overrun = Violation(Reason::FLOW_CONTROL_ERROR, "data exceeds the flow-control window");
         let length = head.length as u32;
         self.recv_window = self.recv_window.checked_sub(length).ok_or(overrun)?;
-        // Frames of closed streams arrive for a while. Padding has no reader.
+        // Frames of a closed stream arrive for a while. Padding has no reader.
         let Some(key) = self.streams.key_of(head.stream) else {
             self.release_connection_capacity(head.length);
             return self.recv_on_closed(head.stream, head.kind);
@@ -179,7 +179,7 @@ impl Core {
         stream.recv_window = stream.recv_window.checked_sub(length).ok_or(overrun)?;
         let kept = if stream.wants_body { data } else { &[] };
         stream.unclaimed += (head.length - kept.len()) as u32;
-        // A frame without data matters only at the end.
+        // A frame without data matters only if it ends the stream.
         stream.recv_buffer.extend_from_slice(kept);
         if end_stream {
             stream.recv_state = RecvState::Closed;
@@ -201,7 +201,7 @@ impl Core {
         let key = self.streams.key_of(id);
         let begins = self.can_peer_open(id);
         let mut fields = Fields::default();
-        // The block is decoded in any case, because the dynamic table follows it.
+        // The block is decoded in any case, because it changes the dynamic table.
         self.decoder.decode(block, |field| {
             if key.is_some() || begins {
                 fields.add(field);
@@ -274,7 +274,7 @@ impl Core {
                 }
                 3 if !self.is_server() => self.max_open = value as usize,
                 4 => self.set_initial_send_window(value)?,
-                // Frames sent here need no larger size.
+                // This side sends no larger frames, whatever the peer allows.
                 5 if !(1 << 14..1 << 24).contains(&value) => {
                     return protocol_error("MAX_FRAME_SIZE is out of range");
                 }

@@ -14,12 +14,12 @@ use crate::{
     streams::Key,
 };
 
-/// Released capacity from which on a stream's WINDOW_UPDATE is sent: less than half of the window,
-/// and far more than most responses have.
+/// Released capacity at which a stream's WINDOW_UPDATE is sent: less than half of the window, and
+/// far more than most responses have.
 const MIN_STREAM_UPDATE_BYTES: u32 = STREAM_WINDOW_BYTES / 4;
 
 impl Stream {
-    /// Ready at the end of the stream or its error, otherwise waits.
+    /// Ready at the stream's end or error.
     pub(super) fn poll_closed(&mut self, waker: &Waker) -> Poll<Result<(), Error>> {
         if let Some(error) = &self.error {
             return Poll::Ready(Err(error.clone()));
@@ -50,7 +50,7 @@ impl Core {
         Poll::Ready(Some(Ok(part)))
     }
 
-    /// Sends a WINDOW_UPDATE if much capacity is released, and more data may follow that has a
+    /// Sends a WINDOW_UPDATE if much capacity is released, more data may follow, and the data has a
     /// reader.
     pub(super) fn update_stream_window(&mut self, key: Key) {
         let Some(stream) = self.streams.get(key) else { return };
@@ -79,7 +79,7 @@ impl Core {
         }
     }
 
-    /// Says if the stream has ended without an error, and everything is read.
+    /// Returns whether the stream has ended without an error, and everything is read.
     pub(crate) fn is_end_stream(&mut self, key: Key) -> bool {
         self.streams.get(key).is_none_or(|stream| {
             stream.recv_state == RecvState::Closed

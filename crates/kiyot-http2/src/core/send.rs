@@ -15,7 +15,7 @@ use crate::{
     streams::Key,
 };
 
-/// Header values that differ in each call.
+/// Headers whose values differ in each call.
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
@@ -35,7 +35,7 @@ impl Core {
         self.out.len() - self.written
     }
 
-    /// Says if the peer is read from: not while it leaves too much output unread.
+    /// Returns whether this side reads: it doesn't while the peer leaves too much output unread.
     pub(crate) fn may_read(&self) -> bool {
         self.backlog() < MAX_BACKLOG_BYTES
     }
@@ -53,7 +53,7 @@ impl Core {
         if self.written == self.out.len() {
             self.out.clear();
             self.written = 0;
-            // Memory of a long output is returned.
+            // Frees the memory of a long output.
             self.out.shrink_to(2 * MAX_OUTPUT_BYTES);
         } else if self.written >= MAX_OUTPUT_BYTES {
             self.out.drain(..self.written);

@@ -74,7 +74,7 @@ impl Core {
     }
 
     /// Allows the client more concurrent streams. A lower limit than before changes nothing,
-    /// because the client may have opened more by the time it knows.
+    /// because the client may open more streams before it learns the limit.
     pub(crate) fn raise_max_open(&mut self, max_open: u32) {
         if max_open as usize > self.max_open {
             self.max_open = max_open as usize;
@@ -82,7 +82,7 @@ impl Core {
         }
     }
 
-    /// Removes the client's preface from the front of the bytes. Returns true if the preface is
+    /// Removes the client's preface from the front of the bytes. Returns whether the preface is
     /// complete.
     pub(super) fn recv_preface(&mut self, bytes: &mut &[u8]) -> Result<bool, Violation> {
         let Role::Server(server) = &mut self.role else { return Ok(true) };
@@ -114,7 +114,7 @@ impl Core {
         }
     }
 
-    /// Says if the client may open this stream now.
+    /// Returns whether the client may open this stream now.
     pub(super) fn can_peer_open(&self, id: u32) -> bool {
         self.is_server() && !id.is_multiple_of(2) && id >= self.next_id
     }
@@ -124,7 +124,7 @@ impl Core {
         self.next_id = id + 2;
         let Role::Server(server) = &mut self.role else { return };
         if let Shutdown::Final(_) = server.shutdown {
-            // The client sends it again elsewhere, after the last GOAWAY.
+            // The client sends the request again on another connection, after the last GOAWAY.
             return server.remember_reset(id);
         }
         if self.open_streams() >= self.max_open {
@@ -210,8 +210,8 @@ impl Core {
         Poll::Pending
     }
 
-    /// Begins a graceful shutdown: asks the client for no more requests. Requests in flight are
-    /// accepted.
+    /// Begins a graceful shutdown: asks the client to send no more requests, and accepts requests
+    /// in flight.
     pub(crate) fn graceful_shutdown(&mut self) {
         let Role::Server(server) = &mut self.role else { return };
         if server.shutdown == Shutdown::No {

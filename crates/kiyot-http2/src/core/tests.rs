@@ -186,7 +186,7 @@ fn connection_window_is_shared_in_turns() {
     side.fine(frame::WINDOW_UPDATE, 0, 0, &100_000_u32.to_be_bytes());
     let sent = side.sent();
     assert_eq!(data_of(&sent), 100_000);
-    // Every waiting stream had its turn.
+    // Each waiting stream had its turn.
     let of = |id| sent.iter().any(|(head, _)| head.kind == frame::DATA && head.stream == id);
     assert!(of(3) && of(5) && of(7));
     side.fine(frame::WINDOW_UPDATE, 0, 0, &100_000_u32.to_be_bytes());
@@ -238,7 +238,7 @@ fn requests_above_the_limit_wait_and_open_in_order() {
     side.fine(frame::HEADERS, frame::END_HEADERS | frame::END_STREAM, 3, STATUS);
     let sent = side.sent();
     assert_eq!((kinds(&sent), sent[0].0.stream), (vec![frame::HEADERS, frame::DATA], 5));
-    // The last is cancelled before it is opened, so that nothing is sent.
+    // The last request is cancelled before it is opened, so that nothing is sent for it.
     side.drop_call(keys[3]);
     side.fine(frame::RST_STREAM, 0, 1, &8_u32.to_be_bytes());
     assert!(side.sent().is_empty());
@@ -270,7 +270,7 @@ fn request_cancelled_before_opening_leaves_no_state() {
     }
     [first, next, last].into_iter().for_each(|key| side.drop_call(key));
     assert!(side.core.is_empty() && side.sent().is_empty());
-    // A connection that takes no new streams doesn't wait for it either.
+    // A connection that takes no new streams doesn't wait for the cancelled stream either.
     side.core.closing = Some(Error::NotSent);
     assert!(side.core.is_done());
 }
@@ -316,7 +316,7 @@ fn response_body_of_wrong_length_is_reset() {
         assert_eq!(came.iter().all(Result::is_ok), is_fine, "{says} {parts:?}");
         side.drop_call(key);
     }
-    // Trailers and a head with END_STREAM end it as well.
+    // Trailers and a head with END_STREAM end the stream as well.
     for blocks in [&[&length("2")[..], TRAILERS][..], &[&length("2")]] {
         let key = side.call(0);
         let id = side.sent()[0].0.stream;
@@ -327,7 +327,7 @@ fn response_body_of_wrong_length_is_reset() {
         assert_eq!(kinds(&side.sent()), [frame::RST_STREAM]);
         side.drop_call(key);
     }
-    // 304 and responses to HEAD have the length of a body that is not sent (RFC 9110, 8.6).
+    // For 304 and responses to HEAD, the length describes a body that is not sent (RFC 9110, 8.6).
     let mut head = head();
     for (method, block) in [("POST", b"\x8b\x0f\x0d\x012"), ("HEAD", b"\x88\x0f\x0d\x012")] {
         head.method = method.parse().unwrap();
@@ -348,7 +348,7 @@ fn frames_of_a_cancelled_request_are_ignored() {
     let key = side.call(0);
     side.drop_call(key);
     assert_eq!(kinds(&side.sent()), [frame::HEADERS, frame::RST_STREAM]);
-    // The dynamic table follows the block all the same.
+    // The block changes the dynamic table all the same.
     side.fine(frame::HEADERS, frame::END_HEADERS, 1, b"\x88\x40\x01a\x01b");
     side.fine(frame::DATA, 0, 1, &[0; 100]);
     side.fine(frame::WINDOW_UPDATE, 0, 1, &[0, 0, 0, 1]);
@@ -430,7 +430,7 @@ fn complete_response_survives_a_reset() {
     assert!(matches!(side.response(key), Poll::Ready(Ok(_))));
     assert!(matches!(side.data(key), Poll::Ready(Some(Ok(part))) if part == "no more"));
     assert!(matches!(side.core.poll_trailers(key, Waker::noop()), Poll::Ready(Ok(Some(_)))));
-    // A reset is an error after the data that arrived before it.
+    // A reset is an error only after the data that arrived before it was read.
     let key = side.call(0);
     side.fine(frame::HEADERS, frame::END_HEADERS, 3, STATUS);
     side.fine(frame::DATA, 0, 3, b"half");
@@ -566,7 +566,7 @@ fn pings_are_acknowledged_within_the_output_limit() {
         .take_while(|_| side.core.may_read() && side.receive(frame::PING, 0, 0, &[0; 8]).is_ok())
         .count();
     assert!(pings < MAX_BACKLOG_BYTES / 17 + 2, "{pings}");
-    // A full output takes no requests either.
+    // No request is added to a full output either.
     let key = side.call(0);
     assert!(side.core.backlog() < MAX_BACKLOG_BYTES + 17);
     side.sent();

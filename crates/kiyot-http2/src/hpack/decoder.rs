@@ -22,7 +22,7 @@ impl Decoder {
     }
 
     /// Decodes a block field by field. After an error the dynamic table is unknown, so that no
-    /// block can be decoded any more.
+    /// later block can be decoded.
     pub(crate) fn decode(
         &mut self,
         mut block: &[u8],
@@ -49,7 +49,7 @@ impl Decoder {
                 continue;
             } else {
                 let mut field = self.literal(&mut block, 4)?;
-                // "Never indexed" holds for all hops.
+                // The mark "never indexed" is kept when the field is forwarded.
                 field.value.set_sensitive(first & 0x10 != 0);
                 each(&field);
             }

@@ -7,7 +7,7 @@ use super::{
     table::{STATIC_LEN, static_field, static_name},
 };
 
-/// Size from which on a field is not indexed: it would evict many others.
+/// Size at which a field is no longer indexed: it would evict many others.
 const MAX_INDEXED_FIELD_BYTES: usize = 512;
 
 /// Entry of the dynamic table.
@@ -66,8 +66,8 @@ impl Encoder {
         }
     }
 
-    /// Encodes a field. A value that `varies` is not indexed, and a `secret` one is marked as never
-    /// indexed.
+    /// Encodes a field. A value that `varies` is not indexed, and a `secret` value is marked as
+    /// never indexed.
     pub(crate) fn put(
         &mut self,
         out: &mut Vec<u8>,

@@ -29,8 +29,8 @@ pub(crate) enum PseudoValue {
 impl PseudoValue {
     fn parse(what: Pseudo, value: &[u8]) -> Option<Self> {
         match what {
-            // grpc-go sends the socket's path as `:authority` by default, which a URI can't have.
-            // No CRI server uses it.
+            // grpc-go sends the socket's path as `:authority` by default, which is invalid in a
+            // URI. No CRI server uses it.
             Pseudo::Authority => Some(Self::Authority(
                 Authority::try_from(value).unwrap_or(Authority::from_static("localhost")),
             )),

@@ -75,7 +75,7 @@ const fn code() -> Code {
     code
 }
 
-/// Returns the byte whose code begins a window of 32 bits, and the length of that code. `None` for
+/// Returns the byte whose code begins a window of 32 bits, and the length of the code; `None` for
 /// EOS, which is all ones.
 fn lookup(window: u32) -> Option<(u8, u32)> {
     if let Some((byte, length)) = CODE.short[(window >> (32 - SHORT_CODE_BITS)) as usize] {
@@ -88,7 +88,7 @@ fn lookup(window: u32) -> Option<(u8, u32)> {
     })
 }
 
-/// Appends the decoded bytes, at most 8/5 as many.
+/// Appends the decoded bytes: at most 8/5 of the encoded bytes.
 pub(super) fn decode(mut encoded: &[u8], out: &mut Vec<u8>) -> Result<(), Violation> {
     let bad = Violation(Reason::COMPRESSION_ERROR, "HPACK string is no Huffman code");
     let (mut bits, mut have) = (0_u64, 0_u32);

@@ -5,7 +5,7 @@ use crate::{Reason, error::Violation};
 /// Largest integer that has a meaning in a header block.
 const MAX_INTEGER: usize = 1 << 24;
 
-/// Removes an integer from the front, whose prefix has `bits` bits.
+/// Removes an integer with a prefix of `bits` bits from the front.
 pub(super) fn decode(block: &mut &[u8], bits: u32) -> Result<usize, Violation> {
     let cut = Violation(Reason::COMPRESSION_ERROR, "HPACK integer is truncated");
     let (&first, mut rest) = block.split_first().ok_or(cut)?;

@@ -177,7 +177,7 @@ fn connection_end_fails_all_waiting_streams() {
     });
 }
 
-/// A restarting runtime: the next connection takes what could not be written.
+/// A restarting runtime: requests that could not be written go to the next connection.
 /// Verifies F18.
 #[test]
 fn request_during_close_by_peer_is_retryable() {

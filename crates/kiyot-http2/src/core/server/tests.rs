@@ -17,7 +17,7 @@ const END: u8 = frame::END_STREAM;
 const WHOLE: u8 = frame::END_HEADERS | frame::END_STREAM;
 
 impl Side {
-    /// Returns a server of at most `most` streams whose client has sent its preface.
+    /// Returns a server of at most `most` streams, whose client has sent its preface.
     fn server(most: u32) -> Self {
         let mut side = Self::over(Core::server(most));
         let begin = [&PREFACE[..], &[0, 0, 0, frame::SETTINGS, 0, 0, 0, 0, 0]].concat();
@@ -155,7 +155,7 @@ fn malformed_request_resets_its_stream_alone() {
     assert!(side.sent().is_empty());
 }
 
-/// `:authority` of grpc-go is the socket's path, plain or encoded.
+/// grpc-go sends the socket's path as `:authority`, plain or encoded.
 /// Verifies F19.
 #[test]
 fn authority_that_is_a_path_becomes_localhost() {
@@ -203,7 +203,8 @@ fn request_body_of_wrong_length_is_reset() {
             "{sent:?}"
         );
     }
-    // Trailers and a missing body end it as well; repeated equal lengths are valid (RFC 9110, 8.6).
+    // Trailers and a missing body end the stream as well; repeated equal lengths are valid (RFC
+    // 9110, 8.6).
     side.fine(frame::HEADERS, frame::END_HEADERS, 101, &with("content-length", "1"));
     side.fine(frame::HEADERS, WHOLE, 101, &field("x", "y"));
     assert_eq!(side.reset(), Reason::PROTOCOL_ERROR);
@@ -241,7 +242,7 @@ fn requests_above_the_limit_are_refused_and_their_late_frames_ignored() {
     side.fine(frame::DATA, 0, 5, b"under way");
     side.fine(frame::HEADERS, WHOLE, 5, &field("t", "u"));
     assert!(side.sent().is_empty());
-    // The client has ended this one, so that nothing can be in flight.
+    // The client has ended this stream, so that no frame can be in flight.
     side.send_response(first, true).unwrap();
     side.drop_call(first);
     side.sent();
@@ -257,7 +258,7 @@ fn requests_above_the_limit_are_refused_and_their_late_frames_ignored() {
 
 /// Verifies R4.
 #[test]
-fn raised_limit_is_announced_and_a_lower_one_is_not() {
+fn raised_limit_is_announced_and_lowered_limit_is_not() {
     let mut side = Side::server(1);
     let first = side.accept(1, REQUEST);
     for limit in [1, 0] {
@@ -363,7 +364,7 @@ fn response_follows_the_window_and_trailers_outlive_their_sender() {
     side.fine(frame::WINDOW_UPDATE, 0, 1, &10_u32.to_be_bytes());
     assert!(side.core.poll_ready(key, Waker::noop()).is_ready());
     assert_eq!(kinds(&side.sent()), [frame::HEADERS, frame::DATA, frame::DATA, frame::DATA]);
-    // Trailers that wait for the client's reading leave although the references are dropped.
+    // Trailers that wait for the client to read are sent although the references are dropped.
     let other = side.accept(3, REQUEST);
     side.send_response(other, false).unwrap();
     side.core.out.extend([0; super::super::MAX_OUTPUT_BYTES]);
@@ -397,7 +398,7 @@ fn graceful_shutdown_accepts_requests_in_flight() {
     side.fine(frame::PING, frame::ACK, 0, &sent[1].1);
     let last = side.sent();
     assert_eq!((kinds(&last), frame::be_u32(&last[0].1)), (vec![frame::GOAWAY], 3));
-    // Later requests get no frame: the client sends them elsewhere.
+    // Later requests get no frame: the client sends them on another connection.
     side.fine(frame::HEADERS, frame::END_HEADERS, 5, REQUEST);
     side.fine(frame::DATA, END, 5, b"x");
     assert!(side.core.accept().is_none() && side.sent().is_empty());
