@@ -25,18 +25,18 @@ impl Inotify {
         AsyncFd::with_interest(fd, Interest::READABLE).map(Self)
     }
 
-    /// Watches a path and returns the watch descriptor, which is the existing one if the file is
-    /// watched already.
+    /// Watches a path and returns the watch descriptor: the existing one if the file is already
+    /// watched.
     pub fn add(&self, path: &Path, flags: WatchFlags) -> io::Result<i32> {
         Ok(inotify::add_watch(self.0.get_ref(), path, flags)?)
     }
 
-    /// Removes a watch. The kernel removes it by itself if the file is deleted.
+    /// Removes a watch. The kernel removes the watch of a deleted file itself.
     pub fn remove(&self, watch: i32) -> io::Result<()> {
         Ok(inotify::remove_watch(self.0.get_ref(), watch)?)
     }
 
-    /// Waits for events, and passes the watch descriptor and the flags of all queued ones to
+    /// Waits for events, and passes the watch descriptor and flags of each queued event to
     /// `handle`.
     pub async fn read(&self, mut handle: impl FnMut(i32, ReadFlags)) -> io::Result<()> {
         let mut ready = self.0.readable().await?;
@@ -47,7 +47,7 @@ impl Inotify {
                 Ok(event) => handle(event.wd(), event.events()),
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => {
-                    // Keeps the readiness of events that have come since `readable`.
+                    // Keeps the readiness of events that arrived after `readable`.
                     ready.clear_ready();
                     return Ok(());
                 }

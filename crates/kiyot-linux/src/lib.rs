@@ -1,10 +1,9 @@
-//! Kernel interfaces that parts of the daemon and the agent share: file trees, mountinfo and
-//! unmounting, netlink with network devices, inotify, and the fields of a process's stat.
+//! Kernel interfaces that the daemon and the agent share: file trees, mountinfo and unmounting,
+//! netlink with network devices, inotify, and the fields of a process's stat.
 //!
 //! Existing crates don't fit. `procfs` reads mountinfo as UTF-8, but a mount point may have any
-//! bytes, and a line that can't be read must not hide the others. The netlink crates are several,
-//! and larger than the few messages used here. rustix reads inotify events without a further
-//! dependency.
+//! bytes, and an unreadable line must not hide the other lines. The netlink crates are larger than
+//! the few messages used here. rustix reads inotify events without another dependency.
 
 pub mod inotify;
 pub mod link;

@@ -59,18 +59,18 @@ pub struct Link {
     pub index: u32,
     /// The name.
     pub name: String,
-    /// The hardware address; `None` for devices that have another kind or none.
+    /// The hardware address; `None` if the device has none or another kind.
     pub mac: Option<[u8; 6]>,
 }
 
-/// The way of a route.
+/// The next hop of a route.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Via {
     /// The gateway; `None` for a destination on the link.
     pub gateway: Option<IpAddr>,
-    /// True if the gateway is on the link although no route says so.
+    /// True if the gateway is on the link although no route covers it.
     pub on_link: bool,
-    /// The largest packet, in bytes; `None` for that of the device.
+    /// The largest packet, in bytes; `None` for the device's MTU.
     pub mtu: Option<NonZeroU32>,
 }
 
@@ -106,14 +106,14 @@ pub fn set_up(socket: impl AsFd, index: u32) -> io::Result<()> {
     Request::new(RTM_NEWLINK, 0, &link_message(index, true)).execute(socket)
 }
 
-/// Renames a device, which must be down.
+/// Renames a device. The device must be down.
 pub fn rename(socket: impl AsFd, index: u32, name: &str) -> io::Result<()> {
     Request::new(RTM_NEWLINK, 0, &link_message(index, false))
         .with(IFLA_IFNAME, &[name.as_bytes(), b"\0"].concat())
         .execute(socket)
 }
 
-/// Sets hardware address and MTU of a device, and sets it up.
+/// Sets the hardware address and MTU of a device, and sets it up.
 pub fn configure(socket: impl AsFd, index: u32, mac: [u8; 6], mtu: u32) -> io::Result<()> {
     Request::new(RTM_NEWLINK, 0, &link_message(index, true))
         .with(IFLA_ADDRESS, &mac)
@@ -121,14 +121,14 @@ pub fn configure(socket: impl AsFd, index: u32, mac: [u8; 6], mtu: u32) -> io::R
         .execute(socket)
 }
 
-/// Moves a device to another network namespace, where it is down.
+/// Moves a device to another network namespace. The device is down there.
 pub fn move_to(socket: impl AsFd, index: u32, namespace: BorrowedFd<'_>) -> io::Result<()> {
     Request::new(RTM_NEWLINK, 0, &link_message(index, false))
         .with(IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes())
         .execute(socket)
 }
 
-/// Adds an address to a device. Fails if the device has it.
+/// Adds an address to a device. Fails if the device has the address.
 pub fn add_address(
     socket: impl AsFd,
     index: u32,
@@ -138,8 +138,9 @@ pub fn add_address(
     address_request(NLM_F_NEW, index, address, prefix_len).execute(socket)
 }
 
-/// Gives a device an address, unless it has it, with or without a route to the address's network.
-/// IPv6 does not look for duplicates, which CNI plugins do where they choose an address.
+/// Gives a device an address unless it has the address, with or without a route to the address's
+/// network. IPv6 skips duplicate address detection, because CNI plugins do it when they choose an
+/// address.
 pub fn set_address(
     socket: impl AsFd,
     index: u32,
@@ -179,7 +180,7 @@ pub fn set_route(
     request.with(RTA_OIF, &index.to_ne_bytes()).execute(socket)
 }
 
-/// Sets the hardware address of a neighbour, which is then never asked for.
+/// Sets the hardware address of a neighbour, so that the kernel never resolves it.
 pub fn set_neighbour(
     socket: impl AsFd,
     index: u32,

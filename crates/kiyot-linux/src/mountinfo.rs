@@ -15,7 +15,7 @@ const SELF: &str = "/proc/self/mountinfo";
 pub struct Mount {
     /// Device of the file system, as `major:minor`.
     pub device: String,
-    /// Directory of the file system that is mounted.
+    /// Directory of the file system that is mounted, as in a bind mount.
     pub root: PathBuf,
     /// Mount point, relative to the root of the process.
     pub point: PathBuf,
@@ -49,13 +49,13 @@ pub fn read() -> io::Result<Vec<Mount>> {
     Ok(parse(&fs::read(SELF)?))
 }
 
-/// Parses a mount table. Skips lines that don't have the format.
+/// Parses a mount table. Skips malformed lines.
 pub fn parse(mountinfo: &[u8]) -> Vec<Mount> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(Mount::parse).collect()
 }
 
-/// Decodes a path: the kernel writes space, tab, newline, backslash and, in newer kernels, `#` as a
-/// backslash and three octal digits. All other bytes stand for themselves.
+/// Decodes a path. The kernel writes space, tab, newline, backslash and, in newer kernels, `#` as a
+/// backslash and three octal digits, and all other bytes unchanged.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -69,7 +69,7 @@ fn unescape(field: &[u8]) -> PathBuf {
     OsString::from_vec(bytes).into()
 }
 
-/// `u8::from_str_radix` would accept a sign too.
+/// Parses three octal digits. `u8::from_str_radix` would accept a sign too.
 fn octal(digits: &[u8]) -> Option<u8> {
     digits.iter().try_fold(0_u8, |value, digit| {
         let digit = char::from(*digit).to_digit(8)?;
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn line_without_format_hides_no_other() {
+    fn malformed_line_hides_no_other_line() {
         let table = b"\n36 35 98:0\n22 1 254:0 / / rw - ext4 /dev/vda rw\n22 1 254:0 / /a\n";
         assert_eq!(parse(table).len(), 1);
     }

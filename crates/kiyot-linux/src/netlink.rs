@@ -36,27 +36,27 @@ const ATTRIBUTE_TYPE_FLAGS: u16 = 0xc000;
 
 const MESSAGE_HEADER_BYTES: usize = 16;
 const ATTRIBUTE_HEADER_BYTES: usize = 4;
-/// Size of a buffer for an acknowledgement, which contains the request.
+/// Size of a buffer for an acknowledgement. An acknowledgement contains the request.
 const ACK_BUFFER_BYTES: usize = 4 * 1024;
 /// Largest datagram that the kernel sends in a dump.
 const DUMP_BUFFER_BYTES: usize = 64 * 1024;
 
-/// Opens a socket of `NETLINK_ROUTE` for the network namespace of the calling thread.
+/// Opens a `NETLINK_ROUTE` socket for the network namespace of the calling thread.
 pub fn route_socket() -> io::Result<OwnedFd> {
     // NETLINK_ROUTE is protocol 0, the default.
     Ok(socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Opens a socket that receives a message for each change of a link in the network namespace of the
-/// calling thread.
+/// Opens a socket that receives a message for each change of a link in the calling thread's network
+/// namespace.
 pub fn link_changes() -> io::Result<OwnedFd> {
     let socket = route_socket()?;
     bind(&socket, &netlink::SocketAddrNetlink::new(0, RTMGRP_LINK))?;
     Ok(socket)
 }
 
-/// Opens a socket that receives a message for each change of a route in the network namespace of
-/// the calling thread. Its reads time out.
+/// Opens a socket that receives a message for each change of a route in the calling thread's
+/// network namespace. Reads time out after `timeout`.
 pub fn route_changes(timeout: Duration) -> io::Result<OwnedFd> {
     let socket = route_socket()?;
     set_socket_timeout(&socket, Timeout::Recv, Some(timeout))?;
@@ -64,7 +64,7 @@ pub fn route_changes(timeout: Duration) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Opens a socket of `NETLINK_NETFILTER`, whose reads time out.
+/// Opens a `NETLINK_NETFILTER` socket. Reads time out after `timeout`.
 pub fn netfilter_socket(timeout: Duration) -> io::Result<OwnedFd> {
     let socket = socket_with(
         AddressFamily::NETLINK,
@@ -76,8 +76,8 @@ pub fn netfilter_socket(timeout: Duration) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Returns an `ifinfomsg`: family and type, index, flags, mask of changed flags. Index 0 stands for
-/// no link, or a link named by an attribute.
+/// Returns an `ifinfomsg`: family and type, index, flags, mask of changed flags. Index 0 means no
+/// link, or a link that an attribute names.
 pub fn link_message(index: u32, up: bool) -> Vec<u8> {
     let flags = if up { IFF_UP } else { 0 };
     [&[0; 4][..], &index.to_ne_bytes(), &flags.to_ne_bytes(), &flags.to_ne_bytes()].concat()
@@ -88,8 +88,8 @@ pub fn link_message(index: u32, up: bool) -> Vec<u8> {
 pub struct Request(Vec<u8>);
 
 impl Request {
-    /// Creates a request of a message type with additional flags. `body` is the type's own header,
-    /// such as an `ifinfomsg`.
+    /// Creates a request of a message type with additional flags. `body` is the header of this
+    /// type, such as an `ifinfomsg`.
     pub fn new(kind: u16, flags: u16, body: &[u8]) -> Self {
         let mut bytes = vec![0; 4];
         bytes.extend(kind.to_ne_bytes());
@@ -125,7 +125,7 @@ impl Request {
     }
 
     /// Sends the request for a dump, and passes each message of the response to `handle`: its type,
-    /// and its body after the message header.
+    /// and the body after its header.
     pub fn dump(self, socket: impl AsFd, mut handle: impl FnMut(u16, &[u8])) -> io::Result<()> {
         self.send(&socket, NLM_F_DUMP)?;
         let mut buffer = vec![0; DUMP_BUFFER_BYTES];
@@ -170,7 +170,7 @@ fn invalid_data(what: &'static str) -> io::Error {
 
 /// Encodes an attribute with its padding.
 pub fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    // No attribute here comes near 64 KiB.
+    // No attribute of this crate comes near 64 KiB.
     let length = u16::try_from(ATTRIBUTE_HEADER_BYTES + value.len()).unwrap_or(u16::MAX);
     let mut bytes = Vec::with_capacity(usize::from(length).next_multiple_of(4));
     bytes.extend(length.to_ne_bytes());
@@ -191,7 +191,7 @@ pub struct Attribute<'a> {
     pub encoded: &'a [u8],
 }
 
-/// Decodes consecutive attributes. Ends at an attribute that is cut off.
+/// Decodes consecutive attributes, up to the first truncated attribute.
 pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = Attribute<'_>> {
     std::iter::from_fn(move || {
         let length = usize::from(u16::from_ne_bytes(*bytes.first_chunk()?));
@@ -209,7 +209,7 @@ pub fn find_attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(bytes).find(|attribute| attribute.kind == kind).map(|attribute| attribute.value)
 }
 
-/// Decodes the messages of a datagram into type and body. Ends at a message that is cut off.
+/// Decodes the messages of a datagram into type and body, up to the first truncated message.
 fn messages(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::try_from(u32::from_ne_bytes(*bytes.first_chunk()?)).ok()?;

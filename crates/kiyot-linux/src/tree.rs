@@ -1,11 +1,11 @@
 //! Removal and measurement of untrusted directory trees, and paths from outside.
 //!
-//! Daemon and agent both walk trees that pods have written. A pod decides how deep and how wide its
-//! trees are and how files are named, and may change them during a walk. Therefore:
+//! Daemon and agent both walk trees that pods have written. A pod decides on the depth, width and
+//! file names of its trees, and may change them during a walk. Therefore:
 //!
-//! - no function recurses, holds more than a few open files, or buffers all names of a directory;
+//! - no function recurses, keeps more than a few files open, or buffers all names of a directory;
 //! - no symbolic link is followed, and no other mount is entered;
-//! - each call works on a bounded number of entries, and returns whether there are more.
+//! - each call works on a bounded number of entries, and returns whether entries are left.
 
 mod beneath;
 mod dir;

@@ -1,5 +1,5 @@
-//! Paths beneath a directory. Keys, names and paths from outside are joined to a directory here and
-//! nowhere else: `tests/structure` finds other joins.
+//! Paths beneath a directory. Only this module joins a key, name or path from outside to a
+//! directory: `tests/structure` finds other joins.
 
 use std::{
     ffi::OsStr,
@@ -12,12 +12,12 @@ use std::{
 pub const MAX_PATH_BYTES: usize = 2048;
 /// Longest name, in bytes (`NAME_MAX`).
 const MAX_NAME_BYTES: usize = 255;
-/// Most names of a path from outside: a volume has 64 directories in one another.
+/// Most names of a path from outside. A volume may nest 64 directories.
 pub const MAX_PATH_NAMES: usize = 128;
-/// Most characters of a refused path in its error.
+/// Most characters that an error shows of a refused path.
 const MAX_SHOWN_CHARS: usize = 128;
 
-/// A path from outside that may lead out of its directory, or is out of bounds.
+/// An error of a path from outside: the path may lead out of its directory, or is out of bounds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PathError {
     /// The beginning of the path.
@@ -53,20 +53,20 @@ impl From<PathError> for io::Error {
     }
 }
 
-/// Joins a key, name or path from outside to a directory. Does not look at the file system: a link
-/// in the directory can still lead out of it.
+/// Joins a key, name or path from outside to a directory. Does not access the file system: a
+/// symbolic link in the directory can still lead out of it.
 pub fn beneath(dir: &Path, path: impl AsRef<OsStr>) -> Result<PathBuf, PathError> {
     check(path.as_ref()).map(|()| dir.join(path.as_ref()))
 }
 
-/// Returns an absolute path from outside.
+/// Validates an absolute path from outside.
 pub fn absolute(path: &str) -> Result<PathBuf, PathError> {
     path.strip_prefix('/')
         .and_then(|names| beneath(Path::new("/"), names.trim_end_matches('/')).ok())
         .ok_or_else(|| PathError::new(path.as_ref(), "an absolute path"))
 }
 
-/// Joins a name of the program's own to a directory: its lifetime keeps out any from outside.
+/// Joins a name of the program's own to a directory. Names from outside aren't `'static`.
 #[must_use]
 pub fn own(dir: &Path, name: &'static str) -> PathBuf {
     dir.join(name)
@@ -88,7 +88,7 @@ fn check(path: &OsStr) -> Result<(), PathError> {
     Err(PathError::new(path, "a relative path"))
 }
 
-/// A relative path that leads to nothing outside of its directory but by links.
+/// A relative path that leads out of its directory only by symbolic links.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RelPath(String);
 
@@ -104,7 +104,7 @@ impl RelPath {
         self.0.rsplit('/').next().unwrap_or(&self.0)
     }
 
-    /// Returns the path without its last component; empty if there is only one.
+    /// Returns the path without its last component; empty if it has a single component.
     #[must_use]
     pub fn parent(&self) -> &str {
         self.0.rsplit_once('/').map_or("", |(parent, _)| parent)

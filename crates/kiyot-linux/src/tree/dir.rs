@@ -11,7 +11,7 @@ use rustix::{
     io::Errno,
 };
 
-/// The bytes of a directory that are read at once: some hundred names.
+/// The bytes of a directory that are read at a time: some hundred names.
 pub(crate) const READ_BYTES: usize = 8 << 10;
 
 const DIRECTORY: OFlags = OFlags::RDONLY
@@ -22,7 +22,7 @@ const DIRECTORY: OFlags = OFlags::RDONLY
 
 /// Opens a directory by its name in another directory.
 ///
-/// A symbolic link is not followed (`NOTDIR` or `LOOP`). A mount point is not entered (`XDEV`).
+/// Does not follow a symbolic link (`NOTDIR` or `LOOP`). Does not enter a mount point (`XDEV`).
 pub fn open_dir(parent: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_XDEV
@@ -40,7 +40,7 @@ fn open_with(parent: impl AsFd, name: &CStr, resolve: ResolveFlags) -> Result<Ow
     let mut flags = DIRECTORY;
     loop {
         match openat2(parent.as_fd(), name, flags, Mode::empty(), resolve) {
-            // A concurrent rename.
+            // A rename happened meanwhile.
             Err(Errno::AGAIN | Errno::INTR) => {}
             // NOATIME requires the file's owner or CAP_FOWNER.
             Err(Errno::PERM) if flags.contains(OFlags::NOATIME) => flags.remove(OFlags::NOATIME),
@@ -76,7 +76,7 @@ pub(crate) struct Entry<'a> {
 }
 
 impl Entry<'_> {
-    /// Returns whether the entry is a directory. Calls `stat` only where `d_type` is unknown.
+    /// Returns whether the entry is a directory. Calls `stat` only if `d_type` is unknown.
     pub(crate) fn is_directory(&self, dir: impl AsFd) -> bool {
         match self.kind {
             FileType::Unknown => statat(dir, self.name, AtFlags::SYMLINK_NOFOLLOW)
@@ -86,7 +86,7 @@ impl Entry<'_> {
     }
 }
 
-/// Reads a directory from a position on, until `each` returns `false`. Returns whether the end was
+/// Reads a directory from a position until `each` returns `false`. Returns whether the end was
 /// reached.
 pub(crate) fn read(
     dir: impl AsFd,

@@ -1,6 +1,6 @@
 //! Measurement of the disk usage of a tree.
 //!
-//! The walk descends by name and ascends by `..`, so that it holds few open files whatever the
+//! The walk descends by name and ascends by `..`, so that it keeps few files open whatever the
 //! depth of the tree, and 16 bytes per level.
 
 use std::{
@@ -15,27 +15,27 @@ use rustix::{
 
 use crate::tree::dir;
 
-/// The least bytes that an entry counts for: a million empty files use the file system's inodes,
-/// and their walk takes as long as that of other files.
+/// The least bytes that are counted for an entry: a million empty files use the file system's
+/// inodes, and their walk takes as long as the walk of other files.
 const MIN_ENTRY_BYTES: u64 = 4096;
 /// The size of a block in `stat`, in bytes.
 const BLOCK_BYTES: u64 = 512;
-/// The levels whose directories stay open. In a tree that is not deeper, a concurrent rename can't
-/// make the walk lose its position.
+/// The levels whose directories stay open. A concurrent rename can't make the walk lose its
+/// position in a tree of at most this depth.
 const MAX_OPEN_LEVELS: usize = 32;
-/// The most levels that are measured; deeper directories are not counted. Bounds the walk's memory
-/// to 2 MiB.
+/// The most levels that are measured, which limits the walk's memory to 2 MiB. Deeper directories
+/// are not counted.
 const MAX_LEVELS: usize = 128 << 10;
 
 /// The disk usage of a tree.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// The bytes on disk. A file with several links counts for an equal part at each.
+    /// The bytes on disk. Each link of a file counts for an equal part of the file.
     pub bytes: u64,
     /// The entries: files, directories, symbolic links and all other kinds.
     pub entries: u64,
-    /// The directories that were not read to their end, because they are too deep or were moved
-    /// during the walk. Their remaining entries are not counted.
+    /// The directories that were not read to their end because they are too deep or moved during
+    /// the walk. Their remaining entries are not counted.
     pub unseen: u64,
 }
 
@@ -70,7 +70,7 @@ struct Level {
 }
 
 impl Measurement {
-    /// Starts a measurement at an open directory, which counts as an entry.
+    /// Starts a measurement at an open directory, which counts as an entry itself.
     pub fn begin(dir: OwnedFd) -> Result<Self, Errno> {
         let stat = fstat(&dir)?;
         let mut measurement = Self {
@@ -85,11 +85,11 @@ impl Measurement {
         Ok(measurement)
     }
 
-    /// Measures about this many further entries.
+    /// Measures about `entries` further entries.
     pub fn step(&mut self, entries: usize) -> Result<MeasureProgress, Errno> {
         let max_entries =
             self.usage.entries.saturating_add(entries as u64).max(self.usage.entries + 1);
-        // Leaving a directory counts as a step too: an empty one costs as much as a file.
+        // Leaving a directory counts as a step too: an empty directory costs as much as a file.
         let mut steps = entries.max(1);
         while self.usage.entries < max_entries && steps > 0 {
             steps -= 1;
@@ -138,7 +138,7 @@ impl Measurement {
         }
         let inner = match dir::open_dir(&self.current, name) {
             Ok(inner) => inner,
-            // It was removed or replaced, or is a mount point.
+            // The directory was removed or replaced, or is a mount point.
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -190,7 +190,7 @@ impl Measurement {
     }
 }
 
-/// The reason why reading a directory stopped.
+/// The reason why a read of a directory stopped.
 enum Read {
     Directory(CString),
     Limit,

@@ -1,9 +1,9 @@
 //! Removal of a tree.
 //!
-//! A non-empty directory is moved to the top of the tree before it is emptied, so that no walk is
-//! deeper than two levels. The tree itself is the only state: after a partial call or a crash, the
-//! next call continues with a smaller tree. Where a rename fails (a full disk may have no space for
-//! a directory entry), a leaf directory is searched and removed in place, which frees space.
+//! Before a non-empty directory is emptied, it is moved to the top of the tree, so that no walk is
+//! deeper than two levels. The tree is the only state: after a partial call or a crash, the next
+//! call continues with a smaller tree. If a rename fails (a full disk may have no space for a
+//! directory entry), a leaf directory is removed in place, which frees space.
 
 use std::{
     ffi::{CStr, CString},
@@ -42,14 +42,14 @@ pub enum MountPolicy {
 pub enum RemoveProgress {
     /// The tree is removed.
     Done,
-    /// The limit of entries was reached; another call continues.
+    /// The limit of entries was reached. Another call continues.
     Partial,
 }
 
 /// Removes a file or a directory tree by its name in a directory. An absent name is not an error.
 ///
-/// Works on about `entries` entries and returns. Entries that are added meanwhile are removed too.
-/// Holds at most four open files.
+/// Works on about `entries` entries and returns. Also removes entries that are added meanwhile.
+/// Keeps at most four files open.
 pub fn remove(
     parent: impl AsFd,
     name: &CStr,
@@ -71,7 +71,7 @@ pub fn remove(
                 detach(parent, name, mounts)?;
                 continue;
             }
-            // Replaced by another kind of file meanwhile.
+            // Another kind of file has replaced the directory meanwhile.
             Err(Errno::NOTDIR | Errno::LOOP) if budget.is_some() => continue,
             Err(error) => return Err(error),
         };
@@ -96,7 +96,7 @@ impl Budget {
     }
 }
 
-/// Removes a file or a directory tree by path, to its end. Blocks; for trees of the daemon's own.
+/// Removes a file or a whole directory tree by path. Blocks; only for the daemon's own trees.
 pub fn remove_path(path: &Path) -> io::Result<()> {
     let name = path.file_name().and_then(|name| CString::new(name.as_bytes()).ok());
     let (Some(parent), Some(name)) = (path.parent(), name) else {
@@ -115,16 +115,15 @@ struct Removal {
     top: OwnedFd,
     mounts: MountPolicy,
     budget: Budget,
-    /// The first number for directories that are moved to the top.
+    /// The first number of directories that are moved to the top.
     base: u64,
-    /// The numbers from `base` and below this may be in use by directories that were moved to the
-    /// top. A stack.
+    /// The next number. Moved directories may use the numbers from `base` up to it, as a stack.
     moved: u64,
 }
 
 impl Removal {
-    /// Begins with a random number: the names that earlier calls have left are not met again, each
-    /// of which would cost a rename. They are removed as entries of the top.
+    /// Starts at a random number, so that names left by earlier calls don't collide: each collision
+    /// would cost a rename. Those directories are removed as entries of the top.
     fn new(top: OwnedFd, mounts: MountPolicy, budget: Budget) -> Self {
         // Halved, so that counting up does not overflow.
         let base = RandomState::new().build_hasher().finish() / 2;
@@ -132,7 +131,7 @@ impl Removal {
     }
 
     /// Removes all entries of the top, and directories that are moved there meanwhile. Returns
-    /// whether the budget sufficed.
+    /// whether the budget was sufficient.
     fn pass(&mut self) -> Result<bool, Errno> {
         let top = self.top.try_clone().map_err(|_| Errno::MFILE)?;
         dir::read(&top, 0, |entry| {
@@ -160,7 +159,7 @@ impl Removal {
             }
             Ok(self.budget.is_some())
         })?;
-        // A directory that is still not empty is removed in the next pass.
+        // The next pass removes a directory that is still not empty.
         unlink(self.top.as_fd(), name, self.mounts).map(drop)
     }
 
@@ -174,8 +173,8 @@ impl Removal {
         }
     }
 
-    /// Moves a directory to the top, where it is removed next, unless the budget ends before a free
-    /// name is found. If a rename fails, removes a leaf of the directory.
+    /// Moves a directory to the top, where it is removed next, unless the budget ends before the
+    /// search for a free name. If a rename fails, removes a leaf of the directory.
     fn move_up(&mut self, dir: BorrowedFd<'_>, entry: &Entry<'_>) -> Result<(), Errno> {
         loop {
             let name = moved_name(self.moved);
@@ -186,7 +185,7 @@ impl Removal {
                     return Ok(());
                 }
                 Err(Errno::NOENT) => return Ok(()),
-                // Made by the pod: removed as if it had been moved here.
+                // The pod made this name. It is removed as if the directory had been moved here.
                 Err(Errno::EXIST) => self.moved += 1,
                 Err(Errno::BUSY) if is_mount(dir, entry.name)? => {
                     return detach(dir, entry.name, self.mounts);
@@ -200,7 +199,7 @@ impl Removal {
         }
     }
 
-    /// Removes a directory without subdirectories at or beneath this name.
+    /// Removes a directory without subdirectories at or beneath a name.
     fn remove_leaf(&mut self, parent: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
         let mut name = name.to_owned();
         let mut parent = parent.try_clone_to_owned().map_err(|_| Errno::MFILE)?;
@@ -245,7 +244,7 @@ fn unlink(dir: BorrowedFd<'_>, name: &CStr, mounts: MountPolicy) -> Result<Unlin
             Ok(()) | Err(Errno::NOENT) => return Ok(Unlinked::Done),
             Err(Errno::ISDIR) => match unlinkat(dir, name, AtFlags::REMOVEDIR) {
                 Ok(()) | Err(Errno::NOENT) => return Ok(Unlinked::Done),
-                // A mount point is BUSY instead, whether empty or not.
+                // A mount point fails with BUSY instead, whether empty or not.
                 Err(Errno::NOTEMPTY | Errno::EXIST) => return Ok(Unlinked::NotEmpty),
                 Err(Errno::NOTDIR) => continue,
                 Err(error) => error,
@@ -284,7 +283,7 @@ fn detach(dir: BorrowedFd<'_>, name: &CStr, mounts: MountPolicy) -> Result<(), E
     }
     match open_path(dir, name) {
         Ok(file) => match unmount(dir::proc_path(&file), UnmountFlags::DETACH) {
-            // No mount is left there.
+            // No mount is left at this name.
             Ok(()) | Err(Errno::INVAL) => Ok(()),
             Err(error) => Err(error),
         },

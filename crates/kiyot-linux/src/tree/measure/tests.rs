@@ -83,7 +83,7 @@ fn measurement_after_a_rename_resumes_at_an_open_ancestor() {
     let temp = tempfile::tempdir().unwrap();
     let tree = temp.path().join("tree");
     fs::create_dir_all(tree.join("first")).unwrap();
-    // A directory below the levels that stay open is moved while the walk is in it.
+    // A directory below the open levels is moved while the walk is in it.
     crate::tree::remove::tests::nest(&tree.join("first"), MAX_OPEN_LEVELS + 20, c"d");
     let mut measurement = start(&tree);
     while measurement.ancestors.len() < MAX_OPEN_LEVELS + 15 {

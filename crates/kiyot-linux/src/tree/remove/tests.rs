@@ -10,11 +10,11 @@ use rustix::fs::{CWD, mkdirat};
 
 use super::*;
 
-/// The entries of a call.
+/// The most entries of a call.
 const ENTRIES: usize = 10_000;
 
-/// Creates a directory on a tmpfs if there is one: some disks remove only a few hundred directories
-/// a second.
+/// Creates a directory, on a tmpfs if the machine has one: some disks remove only a few hundred
+/// directories a second.
 pub(crate) fn in_memory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -88,7 +88,7 @@ fn removal_follows_no_link_and_removes_every_kind_of_file() {
     )
     .unwrap();
     let sparse = File::create(tree.join("inner/sparse")).unwrap();
-    // Not every file system supports this length.
+    // Some file systems don't support this length.
     let _ = sparse.set_len(1 << 43);
     remove_all(temp.path(), c"tree");
     assert!(!tree.exists());
@@ -115,14 +115,14 @@ fn removal_of_a_tree_with_moved_names_leaves_nothing() {
     fs::create_dir_all(tree.join("a/b/c/d/e")).unwrap();
     fs::write(tree.join(format!("{MOVED_PREFIX}20")), "").unwrap();
     let mut removal = Removal::new(open(&tree), MountPolicy::Refuse, Budget(usize::MAX));
-    // So that the first directory that is moved meets all these names. A random base meets none.
+    // The first moved directory collides with all these names. With a random base it would not.
     (removal.base, removal.moved) = (0, 0);
     assert!(removal.pass().unwrap());
     assert_eq!((removal.moved, fs::read_dir(&tree).unwrap().count()), (0, 0));
 }
 
-/// Creates a directory with non-empty directories, and directories at the top with the names of
-/// moved ones.
+/// Creates a directory of non-empty directories, and directories at the top with names of moved
+/// directories.
 fn wide_tree_with_moved_names(tree: &Path, wide: usize, moved: usize) {
     for number in 0..wide {
         fs::create_dir_all(tree.join(format!("wide/{number}/x"))).unwrap();
@@ -132,8 +132,8 @@ fn wide_tree_with_moved_names(tree: &Path, wide: usize, moved: usize) {
     }
 }
 
-/// The order of the entries of a directory is the file system's: the wide directory may come before
-/// all directories that earlier calls have moved out of it.
+/// The file system decides on the order of a directory's entries: the wide directory may come
+/// before all directories that earlier calls have moved out of it.
 /// Verifies X41.
 #[test]
 fn names_of_earlier_calls_do_not_slow_down_a_call() {
@@ -168,7 +168,7 @@ fn removal_without_renames_leaves_nothing() {
     let top = dir::open_dir(&parent, c"tree").unwrap();
     let budget = Budget(usize::MAX);
     let mut removal = Removal::new(top, MountPolicy::Refuse, budget);
-    // 500 levels, x with y, and a itself.
+    // 500 levels, x with y, and a.
     let top = open(&tree);
     for _ in 0..600 {
         removal.remove_leaf(top.as_fd(), c"a").unwrap();
