@@ -8,7 +8,7 @@ use prost_types::{
     field_descriptor_proto::{Label, Type},
 };
 
-/// The packages whose messages come from other programs, with the modules of their Rust types.
+/// The packages of messages that other programs send, with the modules of their Rust types.
 const PACKAGES: [(&str, &str); 3] = [
     ("runtime.v1", "crate::cri"),
     ("kiyot.cell.v1", "crate::cell"),
@@ -41,7 +41,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Returns an implementation of `Bounded` for each message, and a macro for tests that lists them.
+/// Returns an implementation of `Bounded` for each message, and a macro for tests that lists all
+/// messages.
 fn shapes(descriptors: &FileDescriptorSet) -> Result<(String, String), Box<dyn Error>> {
     let (mut code, mut all) = (String::new(), String::new());
     for file in &descriptors.file {
@@ -73,7 +74,7 @@ fn shapes(descriptors: &FileDescriptorSet) -> Result<(String, String), Box<dyn E
     Ok((code, each))
 }
 
-/// Returns how a field allocates, or `None` if it is contained in its message's struct.
+/// Returns how a field allocates, or `None` if it is a part of its message's struct.
 fn kind(
     message: &DescriptorProto,
     field: &FieldDescriptorProto,
@@ -129,7 +130,7 @@ fn rust_type(name: &str) -> Result<String, Box<dyn Error>> {
     Err(format!("{name}: unknown package").into())
 }
 
-/// Converts a name to upper camel case as prost does, where an abbreviation counts as a word.
+/// Converts a name to upper camel case as prost does: an abbreviation counts as a word.
 fn upper_camel(name: &str) -> String {
     let letters: Vec<char> = name.chars().collect();
     let begins = |at: usize| {

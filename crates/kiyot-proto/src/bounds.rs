@@ -1,17 +1,17 @@
-//! Limits for the memory of decoded messages, checked before a message is decoded.
+//! Limits on the memory of decoded messages, checked before a message is decoded.
 //!
-//! Two bytes on the wire may decode to a struct of hundreds of bytes, so a length limit alone
-//! allows hundreds of times that memory. The fields of a message are counted first, without
-//! allocation, and a message that would need more memory than its type may is refused.
+//! Two bytes on the wire may decode to a struct of hundreds of bytes, so a length limit alone would
+//! allow hundreds of times this memory. The fields of a message are counted first, without
+//! allocation. A message that would need more memory than its type allows is refused.
 
 mod limits;
 mod wire;
 
 use self::wire::{Reader, Value, WireError};
 
-/// The most slots that a growing list may allocate per entry. The first entry gets four (`RawVec`,
-/// `hashbrown`), a list that doubles holds its old and its new slots, up to three per entry, and an
-/// allocator rounds up by at most a quarter.
+/// The most slots that a growing list may allocate per entry. The first entry gets four slots
+/// (`RawVec`, `hashbrown`). A list that doubles holds its old and its new slots, up to three per
+/// entry. An allocator rounds up by at most a quarter.
 const SLOTS_PER_ENTRY: usize = 5;
 /// The bytes of a `String` or `Bytes` without its content.
 const STRING_BYTES: usize = 32;
@@ -42,9 +42,9 @@ pub struct Shape {
     pub name: &'static str,
     /// The size of its struct, in bytes.
     pub size: usize,
-    /// The most bytes of the encoded message, also as a part of another message.
+    /// The most bytes of the encoded message, alone or in another message.
     pub encoded: usize,
-    /// The most bytes of memory when it is decoded by itself.
+    /// The most bytes of memory of the decoded message, if it is decoded alone.
     pub decoded: usize,
     /// The fields that allocate, by field number.
     pub fields: &'static [(u32, Field)],
@@ -61,13 +61,13 @@ pub enum Field {
     Numbers,
     /// A map of strings.
     Map,
-    /// A message, whose struct is a part of the outer struct.
+    /// A message, whose struct is part of the outer struct.
     Message(&'static Shape),
     /// A list of messages.
     Messages(&'static Shape),
 }
 
-/// The reason why a message is not decoded.
+/// The reason why a message is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BoundsError {
     /// The message, or a message in it, is too long.
@@ -103,7 +103,7 @@ pub enum BoundsError {
 }
 
 impl Shape {
-    /// Creates the shape of a message. Its limits follow from its name.
+    /// Creates the shape of a message. Its name determines its limits.
     pub(crate) const fn new(
         name: &'static str,
         size: usize,
@@ -113,7 +113,7 @@ impl Shape {
         Self { name, size, encoded, decoded, fields }
     }
 
-    /// Checks that a message may be decoded. Returns the bytes of memory that it needs at most.
+    /// Checks that a message may be decoded. Returns the most bytes of memory that it needs.
     pub fn check(&self, message: &[u8]) -> Result<usize, BoundsError> {
         let mut memory = MemoryCounter { bytes: self.size, limit: self.decoded };
         match memory.add_message(self, message) {
@@ -136,7 +136,7 @@ pub fn decode<M: Bounded + Default>(message: bytes::Bytes) -> Result<M, BoundsEr
     M::decode(message).map_err(|_| BoundsError::Malformed { name: M::SHAPE.name })
 }
 
-/// A count of the memory of a message.
+/// A counter of a message's memory.
 struct MemoryCounter {
     bytes: usize,
     limit: usize,
@@ -144,7 +144,7 @@ struct MemoryCounter {
 
 impl MemoryCounter {
     /// Adds the allocations of a message beyond its struct. No type contains itself, so the types
-    /// bound the depth of the recursion.
+    /// limit the depth of the recursion.
     fn add_message(&mut self, shape: &Shape, message: &[u8]) -> Result<(), BoundsError> {
         if message.len() > shape.encoded {
             return Err(BoundsError::Length {
@@ -182,8 +182,7 @@ impl MemoryCounter {
                     self.add(shape, part.size.saturating_mul(SLOTS_PER_ENTRY))?;
                     self.add_message(part, message)?;
                 }
-                // prost reads an entry of a map as length-delimited, whatever the wire type in its
-                // key.
+                // prost reads a map entry as length-delimited, whatever the wire type in its key.
                 (
                     Field::Text
                     | Field::Texts

@@ -1,4 +1,4 @@
-//! A codec for tonic: as tonic's own, with smaller buffers and with a limit for the memory of
+//! A codec for tonic, like tonic's own, with smaller buffers and with limits on the memory of
 //! decoded messages.
 
 use std::marker::PhantomData;

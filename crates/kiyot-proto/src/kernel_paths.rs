@@ -1,9 +1,9 @@
-//! Paths by which a container reaches the kernel, as a kubelet closes them for all but privileged
-//! containers (1.36, pkg/securitycontext/util.go).
+//! Paths by which a container reaches the kernel. A kubelet closes them for all containers that are
+//! not privileged (1.36, pkg/securitycontext/util.go).
 
-/// Paths that a kubelet masks. The `thermal_throttle` directories of each CPU are left out: only
-/// the temperature is in them, and each is a further mount in every container. A kubelet that masks
-/// them sends them.
+/// Paths that a kubelet masks, without the `thermal_throttle` directory of each CPU: it contains
+/// only the temperature, and each would be another mount in every container. A kubelet that masks
+/// these directories sends their paths.
 pub const MASKED: [&str; 12] = [
     "/proc/asound",
     "/proc/acpi",

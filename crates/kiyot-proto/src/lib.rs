@@ -10,11 +10,11 @@ pub mod codec;
 pub mod kernel_paths;
 pub mod text;
 
-// The modules are named as the packages, because generated code refers to other packages by name.
+// The modules have the packages' names, because generated code refers to other packages by name.
 
 /// Container Runtime Interface.
 pub mod runtime {
-    /// CRI v1, as of cri-api 0.36.3.
+    /// CRI v1.
     pub mod v1 {
         include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
     }
@@ -45,7 +45,7 @@ pub mod kiyot {
     }
 }
 
-/// The revision of the admin API, incremented with each added method.
+/// The revision of the admin API. Each added method increments it.
 pub const ADMIN_REVISION: u32 = 4;
 
 /// The descriptors of all of `proto/`, an encoded `google.protobuf.FileDescriptorSet`.

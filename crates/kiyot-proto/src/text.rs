@@ -1,11 +1,11 @@
-//! Words of texts that daemon and milpactl share.
+//! Phrases that the daemon and milpactl share.
 
 use std::fmt::Display;
 
 use crate::admin::CellPhase;
 
-/// Returns a number with a noun, and a verb if there is one: `one` for 1, `other` for any other
-/// number.
+/// Returns a number with a noun, and a verb if the texts have one: `one` for 1, `other` for all
+/// other numbers.
 pub fn counted<N: Display + PartialEq + From<u8>>(number: N, one: &str, other: &str) -> String {
     format!("{number} {}", if number == N::from(1) { one } else { other })
 }

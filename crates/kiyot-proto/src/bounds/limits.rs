@@ -1,9 +1,9 @@
 //! The limits of all messages, in bytes.
 
-/// The longest message on the control connection. The largest is a snapshot, with some 500 bytes
-/// per container: room for 2,000 containers.
+/// The longest message on the control connection. The longest kind is a snapshot, with some 500
+/// bytes per container: room for 2,000 containers.
 pub(super) const MAX_CONTROL_FRAME_BYTES: usize = 1 << 20;
-/// The longest response of a cell. A part of a manifest or of a listing has up to 4 MiB.
+/// The longest response of a cell. A part of a manifest or listing has up to 4 MiB.
 pub(super) const MAX_RESPONSE_BYTES: usize = (4 << 20) + (64 << 10);
 /// The longest response to `ExecSync`: the limit of a kubelet.
 pub(super) const MAX_EXEC_RESPONSE_BYTES: usize = 16 << 20;
@@ -17,20 +17,21 @@ const MAX_LOG_EVENT_BYTES: usize = 8 << 10;
 /// The longest CRI status of a container or sandbox. Kubernetes allows 256 KiB of annotations.
 const MAX_POD_STATUS_BYTES: usize = 512 << 10;
 
-/// The memory of a decoded control message: 256 containers with statistics and 50 metrics each need
+/// The memory of a decoded control message. 256 containers with statistics and 50 metrics each need
 /// 6 MiB as this module counts.
 const MAX_CONTROL_MEMORY_BYTES: usize = 8 << 20;
 /// The memory of a decoded response. A string is counted with a quarter more than its length.
 const MAX_RESPONSE_MEMORY_BYTES: usize = 8 << 20;
 /// The memory of a decoded response to `ExecSync`.
 const MAX_EXEC_MEMORY_BYTES: usize = 24 << 20;
-/// The memory of a decoded list. Agents decode lists of their containerd, and tests lists of whole
-/// nodes; the daemon requests only lists of containers from a cell.
+/// The memory of a decoded list. Agents decode lists of their containerd, and tests decode lists of
+/// whole nodes; the daemon requests only lists of containers from a cell.
 const MAX_LIST_MEMORY_BYTES: usize = 48 << 20;
 /// The memory of a decoded request. Agents trust the daemon's requests.
 const MAX_REQUEST_MEMORY_BYTES: usize = 48 << 20;
 
-/// Returns the most encoded bytes of a message, and the most bytes of memory when it is decoded.
+/// Returns the most bytes of an encoded message, and the most bytes of memory of the decoded
+/// message.
 pub(super) const fn for_message(name: &str) -> (usize, usize) {
     let name = name.as_bytes();
     let encoded =

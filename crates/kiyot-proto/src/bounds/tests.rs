@@ -9,10 +9,10 @@ use crate::{cell, cri};
 
 include!(concat!(env!("OUT_DIR"), "/each.rs"));
 
-/// The environment variable with name and file of the message that a child process decodes.
+/// The environment variable with name and file of the message for a child process to decode.
 const CHILD_MESSAGE: &str = "KIYOT_TEST_MESSAGE";
-/// The memory of a process beside a message, in KiB: two partly used huge pages, and the
-/// allocator's caches.
+/// The process's memory beside a message, in KiB: two partly used huge pages, and the allocator's
+/// caches.
 const SLACK_KIB: usize = 5 << 10;
 
 /// Encodes a length-delimited field.
@@ -24,7 +24,7 @@ fn field(number: u32, content: &[u8]) -> Vec<u8> {
     field
 }
 
-/// A function that makes a message of at most this many bytes.
+/// A function that makes a message of at most the given number of bytes.
 type Maker = Box<dyn Fn(usize) -> Vec<u8>>;
 
 /// Returns a maker that repeats an entry.
@@ -32,8 +32,7 @@ fn repeated(entry: Vec<u8>) -> Maker {
     Box::new(move |length| entry.repeat(length / entry.len()))
 }
 
-/// Returns a maker for each field that allocates, at any depth. Its messages consist of that field
-/// alone.
+/// Returns a maker for each field that allocates, at any depth. Its messages have only this field.
 fn makers(shape: &'static Shape) -> Vec<Maker> {
     // Key and length of a field have at most 7 bytes.
     let around = |number: u32, maker: Maker| -> Maker {
@@ -45,7 +44,7 @@ fn makers(shape: &'static Shape) -> Vec<Maker> {
         match kind {
             Field::Text => all.push(around(number, Box::new(|length| vec![b'x'; length]))),
             Field::Texts => all.push(repeated(field(number, b""))),
-            // Equal keys would share an entry of the map.
+            // Equal keys would share a map entry.
             Field::Map => all.push(Box::new(move |length| {
                 let entry = |key: u32| {
                     let digits: Vec<_> = (0..4).map(|at| (key >> (7 * at)) as u8 & 0x7f).collect();
@@ -76,8 +75,8 @@ fn makers(shape: &'static Shape) -> Vec<Maker> {
     all
 }
 
-/// Returns a message of a type that is allowed and needs the most memory, within a few percent. It
-/// is made by the maker with the most memory per byte.
+/// Returns the allowed message of a type that needs the most memory, within a few percent. The
+/// maker with the most memory per byte makes it.
 fn worst<M: Bounded + Default>() -> Option<Vec<u8>> {
     const SAMPLE: usize = 1024;
     let weight = |message: &[u8]| {
@@ -86,7 +85,7 @@ fn worst<M: Bounded + Default>() -> Option<Vec<u8>> {
     };
     let maker =
         makers(const { &M::SHAPE }).into_iter().max_by_key(|maker| weight(&maker(SAMPLE)))?;
-    // The memory grows with the length. A long message is made a few times at most.
+    // The memory grows with the length. A long message is made only a few times.
     let fitting = M::SHAPE.decoded.saturating_mul(SAMPLE) / weight(&maker(SAMPLE)).max(1);
     let lengths = std::iter::successors(
         Some(fitting.min(M::SHAPE.encoded).min(MAX_RESPONSE_BYTES)),
@@ -102,7 +101,7 @@ fn status_kib(key: &str) -> usize {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Decodes the worst allowed message of a type in a process of its own, and compares the process's
+/// Decodes the worst allowed message of a type in its own process, and compares the process's
 /// growth with the counted memory.
 fn measure<M: Bounded + Default>() {
     let Some(message) = worst::<M>() else { return };
@@ -133,7 +132,7 @@ fn measure<M: Bounded + Default>() {
     );
 }
 
-/// Decodes the message in the child process, and prints the growth of the process.
+/// Decodes the message in the child process, and prints the process's growth.
 fn print_growth<M: Bounded + Default>(message: &Bytes) {
     // Allocations of the first decoding don't count.
     drop(M::decode(Bytes::new()));
@@ -157,7 +156,7 @@ macro_rules! measure_all {
             $(if <$message>::SHAPE.name == name { print_growth::<$message>(&message); })*
         }
 
-        /// Checks for each type that a message which prost decodes is not reported as malformed.
+        /// Checks for each type that a message is not reported as malformed if prost decodes it.
         fn decodes_all(bytes: &[u8]) {
             $(
                 let shape = <$message>::SHAPE;
