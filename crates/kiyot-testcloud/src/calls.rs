@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use crate::{proxy::Caller, query::Query};
 
-/// Calls that are kept; the oldest are dropped beyond.
+/// Most recorded calls. Beyond it, the oldest call is dropped.
 pub(crate) const MAX_CALLS: usize = 100_000;
 
 /// Outcome of a call.
@@ -31,7 +31,7 @@ pub struct Call {
     pub action: String,
     /// Parameters without `Version`.
     pub parameters: BTreeMap<String, String>,
-    /// The id of the key that signed it; "" without one.
+    /// The id of the key that signed the call; "" for an unsigned call.
     pub key_id: String,
     /// Time of arrival.
     pub time: Instant,

@@ -6,17 +6,17 @@ use std::collections::BTreeMap;
 const FILE: &str =
     include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../config/ec2-us-east-1.csv"));
 
-/// Part of the on-demand price that spot costs.
+/// Spot price as a part of the on-demand price.
 const SPOT_SHARE: f64 = 0.35;
 
 /// An instance type.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct InstanceType {
     pub(crate) vcpus: u32,
-    /// On-demand price in USD an hour; `None` if it is unknown.
+    /// On-demand price in USD an hour; `None`: unknown.
     pub(crate) price: Option<f64>,
     pub(crate) has_spot: bool,
-    /// Set for the Nitro System, which bare metal is a part of.
+    /// True if the type belongs to the Nitro System, as bare metal does.
     pub(crate) is_nitro: bool,
 }
 

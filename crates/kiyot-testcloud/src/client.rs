@@ -1,4 +1,4 @@
-//! A client of the query API: one request a connection, unsigned.
+//! A client of the query API. Each request is unsigned, on its own connection.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -10,13 +10,13 @@ use tokio::{net::TcpStream, time::timeout};
 
 use crate::{query::Query, xml::Element};
 
-/// Deadline of a call; a test that delays replies longer is wrong.
+/// Deadline of a call. No test may delay replies for longer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Bytes of a reply; moto's whole list of instance types has 3 MiB.
+/// Most bytes of a reply. moto's whole list of instance types has 3 MiB.
 const MAX_REPLY_BYTES: usize = 64 * 1024 * 1024;
 
-/// Credentials scope from which moto learns the region.
+/// Header by whose credentials scope moto learns the region.
 const AUTHORIZATION: &str = "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/ec2/aws4_request, \
      SignedHeaders=host, Signature=none";
 
@@ -30,7 +30,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Returns the root of the document, an empty element if it is not XML.
+    /// Returns the root of the document, or an empty element if the body is no XML.
     pub fn root(&self) -> Element {
         Element::parse(&self.body).unwrap_or_default()
     }
@@ -44,12 +44,12 @@ impl Reply {
     }
 }
 
-/// Sends a call and returns its reply, also if that is an error of the API.
+/// Sends a call and returns its reply, even if the reply is an error of the API.
 pub async fn call(address: SocketAddr, query: &Query) -> Result<Reply, String> {
     send(address, query.form(), None).await
 }
 
-/// Drops what moto keeps.
+/// Drops moto's resources.
 pub(crate) async fn reset(moto: SocketAddr) -> Result<(), String> {
     let reply = post(moto, "/moto-api/reset", String::new(), AUTHORIZATION).await?;
     if reply.status == 200 { Ok(()) } else { Err(reply.body) }

@@ -38,13 +38,14 @@ use crate::{
 /// Zones of the default subnets.
 const ZONES: [&str; 3] = ["us-east-1a", "us-east-1b", "us-east-1c"];
 
-/// Device of the image's root volume, which moto shows whatever is registered.
+/// Device of the image's root volume: moto shows this device, whatever the image was registered
+/// with.
 const ROOT_DEVICE: &str = "/dev/sda1";
 
 /// Port of the metadata service.
 const METADATA_PORT: u16 = 80;
 
-/// Time that tasks of a cloud get to end.
+/// Time within which the tasks of a cloud must end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A subnet of the VPC.
@@ -58,7 +59,7 @@ pub struct Subnet {
     pub cidr: String,
 }
 
-/// Resources that every cloud has.
+/// Resources of each cloud.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setup {
     /// VPC id.
@@ -71,7 +72,7 @@ pub struct Setup {
     pub image: String,
 }
 
-/// The host of the test, an instance of the VPC.
+/// The test's host as an instance of the VPC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
     /// Instance id.
@@ -97,7 +98,7 @@ pub struct Cloud {
 }
 
 impl Cloud {
-    /// Starts a cloud whose instances are descriptions alone.
+    /// Starts a cloud whose instances are only descriptions.
     ///
     /// # Panics
     /// If moto does not start.
@@ -105,11 +106,11 @@ impl Cloud {
         Self::start_with(false).await
     }
 
-    /// Starts a cloud whose instances are namespaces that run their user-data, and whose VPC this
-    /// host is in. A second waits until the first is dropped.
+    /// Starts a cloud whose instances are namespaces that run their user-data. This host joins its
+    /// VPC. A second call waits until the first cloud is dropped.
     ///
     /// # Panics
-    /// Without root and own namespaces, or if moto does not start.
+    /// Without root or own namespaces, or if moto does not start.
     pub async fn start_with_instances() -> Self {
         assert!(
             std::env::var_os("OWN_NAMESPACES").is_some(),
@@ -149,7 +150,7 @@ impl Cloud {
         }
     }
 
-    /// Returns the word in the names of its processes and mounts.
+    /// Returns the word that is in the names of the cloud's processes and mounts.
     pub fn name(&self) -> String {
         let name = self.shared.directory.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
@@ -170,13 +171,13 @@ impl Cloud {
         &self.setup
     }
 
-    /// Returns this host's place in the VPC; `None` without instances.
+    /// Returns this host as an instance; `None` without instances.
     pub fn host(&self) -> Option<&Host> {
         self.host.as_ref()
     }
 
-    /// Sets the key that the metadata service issues to the host from now on. Without one the host
-    /// has no instance profile.
+    /// Sets the key that the metadata service issues to the host from now on. `None` removes the
+    /// host's instance profile.
     pub fn set_role_key(&self, key: Option<RoleKey>) {
         self.shared.lock().role.key = key;
     }
@@ -186,7 +187,7 @@ impl Cloud {
         String::from_utf8_lossy(&self.shared.console_tail(id)).into_owned()
     }
 
-    /// Returns the switches of faults.
+    /// Returns the handle that sets faults.
     pub fn faults(&self) -> Faults {
         Faults(Arc::clone(&self.shared))
     }
@@ -206,12 +207,13 @@ impl Cloud {
         self.calls().into_iter().filter(|call| call.action == action).collect()
     }
 
-    /// Forgets the recorded calls.
+    /// Drops the recorded calls.
     pub fn clear_calls(&self) {
         self.shared.lock().clear_calls();
     }
 
-    /// Returns all instances in order of their ids, also those that the API doesn't show yet.
+    /// Returns all instances in order of their ids, including instances that the API doesn't show
+    /// yet.
     pub fn instances(&self) -> Vec<Instance> {
         let mut state = self.shared.lock();
         let ids: Vec<_> = state.instances.keys().cloned().collect();
@@ -223,7 +225,7 @@ impl Cloud {
         self.shared.lock().instance(id).cloned()
     }
 
-    /// Shows an instance, and ends its passing state (`pending`, `shutting-down`), now.
+    /// Shows an instance at once, and ends its transitional state (`pending`, `shutting-down`).
     pub fn settle(&self, id: &str) {
         if let Some(instance) = self.shared.lock().instance(id) {
             let now = Instant::now();
@@ -239,8 +241,8 @@ impl Cloud {
         self.end(id, "Server.SpotInstanceTermination", "Spot instance interrupted").await;
     }
 
-    /// Ends an instance without a call, with the code and the message of the reason: as EC2 does
-    /// with a launch that fails after its answer.
+    /// Ends an instance without a call, with the code and the message of the reason, as EC2 does
+    /// when a launch fails after its reply.
     ///
     /// # Panics
     /// If moto can't terminate it.
@@ -249,12 +251,12 @@ impl Cloud {
         ended.expect("moto terminates an instance once");
     }
 
-    /// Sets the block devices of the image; the first is the root's.
+    /// Sets the block devices of the image. The first is the root device.
     pub fn set_image_volumes(&self, volumes: Vec<ImageVolume>) {
         self.shared.lock().image_volumes = volumes;
     }
 
-    /// Returns the volumes that exist, in order of their instances.
+    /// Returns the existing volumes, in order of their instances.
     pub fn volumes(&self) -> Vec<Volume> {
         let left = self.instances().into_iter().flat_map(|instance| {
             let is_ended = instance.state == State::Terminated;
@@ -264,15 +266,15 @@ impl Cloud {
         left.collect()
     }
 
-    /// Adds a file to the root of instances that are launched from now on, as an image has it.
+    /// Adds a file to the image of instances that are launched from now on.
     pub fn add_to_images(&self, path: &str, content: &[u8], mode: u32) {
         let file = ImageFile { path: path.to_owned(), content: content.to_owned(), mode };
         self.shared.lock().image_files.push(file);
     }
 
-    /// Makes instances that are launched from now on virtual machines that boot a disk. They have
-    /// none of the files of [`Cloud::add_to_images`], and one that is started again has its disk as
-    /// it was at the launch.
+    /// Makes instances that are launched from now on virtual machines that boot a disk. They don't
+    /// get the files of [`Cloud::add_to_images`]. A stopped machine starts with its disk as at the
+    /// launch.
     pub fn boot_from(&self, disk: Disk) {
         self.shared.lock().disk = Some(disk);
     }
@@ -295,12 +297,12 @@ impl Drop for Cloud {
     }
 }
 
-/// Returns the root of the image.
+/// Returns the image's root volume.
 fn root_volume() -> ImageVolume {
     ImageVolume { device: ROOT_DEVICE.to_owned(), gib: 8, ends_with_instance: true }
 }
 
-/// Parts of a started cloud.
+/// Results of a cloud's start.
 #[derive(Debug)]
 struct Started {
     shared: Arc<Shared>,
@@ -351,13 +353,13 @@ async fn run(
     if ready.send(Started { shared, address, setup, host }).is_ok() {
         let _ = stopped.await;
     }
-    // The tasks of instances end and remove them before the VPC goes.
+    // The tasks end their instances before the VPC is removed.
     let _ = close.send(true);
     while machines.join_next().await.is_some() {}
     tasks.shutdown().await;
 }
 
-/// Makes an instance for this host, and gives the host its address.
+/// Makes an instance of this host, and gives the host the instance's address.
 async fn add_host(setup: &Setup, shared: &Shared, vpc: &Vpc) -> Result<Host, String> {
     let subnet = setup.subnets.first().ok_or("no subnet")?;
     let launch = Query::new(

@@ -6,11 +6,11 @@ use kiyot_testkit::{KiyotOptions, Provider};
 
 use crate::{Cloud, Instance};
 
-/// Port on which its gateway listens.
+/// Port on which the daemon's gateway listens.
 const GATEWAY_PORT: u16 = 7700;
 
 impl Cloud {
-    /// Returns the options of a daemon on this host, whose cells are instances of the cloud.
+    /// Returns the options of a daemon on this host whose cells are instances of the cloud.
     ///
     /// # Panics
     /// Without instances.
@@ -19,8 +19,8 @@ impl Cloud {
         self.daemon_options_with(binary, &format!("listen = \"{}:{GATEWAY_PORT}\"", host.address))
     }
 
-    /// Returns the options of a daemon whose cells are instances of the cloud. `gateway` has the
-    /// keys of the table `backends.milpa.gateway`.
+    /// Returns the options of a daemon whose cells are instances of the cloud. `gateway` is the
+    /// content of the table `backends.milpa.gateway`.
     pub fn daemon_options_with(&self, binary: impl Into<PathBuf>, gateway: &str) -> KiyotOptions {
         let setup = self.setup();
         let subnets: Vec<_> =

@@ -1,4 +1,5 @@
-//! The DHCP service of the VPC (RFC 2131). The MAC address of an interface tells the instance.
+//! The DHCP service of the VPC (RFC 2131). The MAC address of the interface identifies the
+//! instance.
 
 use std::{
     io,
@@ -15,16 +16,16 @@ use crate::{shared::Shared, vpc::BridgedSubnet};
 const SERVER_PORT: u16 = 67;
 /// Port of clients.
 const CLIENT_PORT: u16 = 68;
-/// Bytes of a message that are read.
+/// Most bytes that are read of a message.
 const MAX_MESSAGE_BYTES: usize = 1500;
-/// Bytes of a message before its options.
+/// Bytes before the options of a message.
 const HEADER_BYTES: usize = 240;
-/// Mark before the options.
+/// Magic cookie before the options.
 const COOKIE: [u8; 4] = [0x63, 0x82, 0x53, 0x63];
-/// Life of a lease in seconds, as in a VPC.
+/// Lifetime of a lease in seconds, as in a VPC.
 const LEASE_SECONDS: u32 = 3600;
 
-/// Types of messages, the values of the option [`option::MESSAGE_TYPE`].
+/// Types of messages: values of the option [`option::MESSAGE_TYPE`].
 mod message {
     pub(super) const DISCOVER: u8 = 1;
     pub(super) const OFFER: u8 = 2;
@@ -32,7 +33,7 @@ mod message {
     pub(super) const ACK: u8 = 5;
 }
 
-/// Codes of options.
+/// Option codes.
 mod option {
     pub(super) const PAD: u8 = 0;
     pub(super) const SUBNET_MASK: u8 = 1;
@@ -54,10 +55,10 @@ struct Lease {
 /// Listens on the bridge of a subnet.
 ///
 /// # Errors
-/// The port is not free, or this process may not bind to a device.
+/// If the port is in use, or this process may not bind to a device.
 pub(crate) fn listen(subnet: &BridgedSubnet) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
-    // Answers go to a client without an address, on this bridge alone.
+    // Replies go to a client without an address, only on this bridge.
     socket.bind_device(Some(subnet.bridge.as_bytes()))?;
     socket.set_reuse_address(true)?;
     socket.set_broadcast(true)?;
@@ -98,7 +99,7 @@ fn lease_of(mac: &str, subnet: &BridgedSubnet, shared: &Shared) -> Option<Lease>
     })
 }
 
-/// Returns the answer to a message; `None` if it wants none.
+/// Returns the reply to a message; `None` if the message needs no reply.
 fn answer(request: &[u8], lease: Lease) -> Option<Vec<u8>> {
     let (header, options) = request.split_at_checked(HEADER_BYTES)?;
     if header[0] != 1 || header[236..] != COOKIE {
@@ -113,7 +114,7 @@ fn answer(request: &[u8], lease: Lease) -> Option<Vec<u8>> {
     answer[0] = 2;
     answer[16..20].copy_from_slice(&lease.address.octets());
     answer[20..24].copy_from_slice(&lease.gateway.octets());
-    // Names of server and boot file.
+    // Names of the server and of the boot file.
     answer[44..236].fill(0);
     answer.extend([option::MESSAGE_TYPE, 1, kind]);
     for (code, value) in [
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn client_is_told_the_address_of_its_instance() {
+    fn client_gets_the_address_of_its_instance() {
         for (asked, answered) in [(message::DISCOVER, 2), (message::REQUEST, 5)] {
             let request = message(&[option::PAD, 12, 2, b'i', b'p', 53, 1, asked, option::END]);
             assert_eq!(mac(&request).unwrap(), "02:00:ab:00:00:01");

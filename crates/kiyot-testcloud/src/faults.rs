@@ -17,7 +17,7 @@ pub enum Market {
     Spot,
 }
 
-/// Refusal of all calls for their credentials.
+/// A refusal of all calls because of their credentials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Credentials {
     /// `AuthFailure`: the key or the signature is wrong.
@@ -28,7 +28,7 @@ pub enum Credentials {
     Unknown,
 }
 
-/// An API that is down.
+/// A state of the API without service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outage {
     /// Connections are refused, and open connections closed.
@@ -52,16 +52,16 @@ pub enum Hold {
     Reply,
 }
 
-/// Lists of instances that are not current. Calls that name an instance know it.
+/// A fault of lists of instances. Calls that name an instance are not affected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lists {
-    /// Lists show the instances as they are when the fault begins.
+    /// Lists show the instances as of the begin of the fault.
     Stale,
-    /// Every second instance is absent from lists, beginning with the first.
+    /// Lists omit every second instance, beginning with the first.
     Partial,
 }
 
-/// The instances of lists that are not current.
+/// The instances in lists during the fault.
 #[derive(Debug, Clone)]
 pub(crate) enum Listed {
     /// The visible instances when the fault began.
@@ -70,11 +70,11 @@ pub(crate) enum Listed {
     Partial,
 }
 
-/// Present faults.
+/// Current faults.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct FaultSet {
     pub(crate) visible_after: Duration,
-    /// Actions that change an instance know it before it is visible.
+    /// Set if actions that change an instance know it before it is visible.
     pub(crate) changes_unseen: bool,
     pub(crate) pending_for: Duration,
     pub(crate) shutting_down_for: Duration,
@@ -83,7 +83,7 @@ pub(crate) struct FaultSet {
     pub(crate) not_offered: BTreeSet<(String, String)>,
     /// Code and message of the refusal, by type.
     pub(crate) refused_types: BTreeMap<String, (String, String)>,
-    /// Types that the account may launch; empty for all.
+    /// Types that the account may launch; empty: all.
     pub(crate) free_plan: BTreeSet<String>,
     pub(crate) denied_keys: BTreeSet<String>,
     pub(crate) full_subnets: BTreeSet<String>,
@@ -102,7 +102,7 @@ pub(crate) struct FaultSet {
     pub(crate) broken_products: usize,
 }
 
-/// Sets and clears the faults of a cloud. [`Duration::MAX`] is for ever.
+/// Sets and clears the faults of a cloud. [`Duration::MAX`] means for ever.
 #[derive(Debug, Clone)]
 pub struct Faults(pub(crate) Arc<Shared>);
 
@@ -117,14 +117,14 @@ impl Faults {
         self.change(|faults| *faults = FaultSet::default());
     }
 
-    /// Shows instances this long after their launch; until then they are absent from lists and
-    /// `InvalidInstanceID.NotFound` by id.
+    /// Makes instances visible this long after their launch. Until then they are absent from lists,
+    /// and `InvalidInstanceID.NotFound` by id.
     pub fn set_visible_after(&self, delay: Duration) {
         self.change(|faults| faults.visible_after = delay);
     }
 
-    /// Lets actions that change an instance know it before it is visible: EC2's consistency is that
-    /// of each action.
+    /// Sets whether actions that change an instance know it before it is visible: in EC2 the
+    /// consistency of each action differs.
     pub fn set_changes_unseen(&self, does: bool) {
         self.change(|faults| faults.changes_unseen = does);
     }
@@ -139,32 +139,33 @@ impl Faults {
         self.change(|faults| faults.shutting_down_for = time);
     }
 
-    /// Posts console output this long after the launch, in place of 4 minutes. `Latest` shows the
-    /// present output at once.
+    /// Posts console output this long after the launch, instead of 4 minutes. `Latest` shows the
+    /// current output at once.
     pub fn set_console_after(&self, delay: Duration) {
         self.change(|faults| faults.console_after = Some(delay));
     }
 
-    /// Refuses launches of a type with this error, as EC2 does if the image can't boot on it.
+    /// Refuses launches of a type with this error, as EC2 does if the image can't boot on the type.
     pub fn refuse_type(&self, instance_type: &str, code: &str, message: &str) {
         let refused = (instance_type.to_owned(), (code.to_owned(), message.to_owned()));
         self.change(|faults| faults.refused_types.extend([refused]));
     }
 
-    /// Allows launches of these types alone, as for an account with the free plan; empty for all.
+    /// Allows only launches of these types, as for an account with the free plan; empty: all types.
     pub fn set_free_plan(&self, types: &[&str]) {
         let types = types.iter().map(|&name| name.to_owned()).collect();
         self.change(|faults| faults.free_plan = types);
     }
 
-    /// Ends launches with this KMS key after their answer: the caller has no rights on it.
+    /// Ends launches with this KMS key after their reply, as if the caller had no rights on the
+    /// key.
     pub fn set_key_denied(&self, kms_key: &str) {
         let kms_key = kms_key.to_owned();
         self.change(|faults| faults.denied_keys.extend([kms_key]));
     }
 
-    /// Sets or clears the lack of capacity for a type in a zone and a market; `*` is each type or
-    /// each zone.
+    /// Sets or clears the lack of capacity for a type in a zone and a market; `*` means all types
+    /// or all zones.
     pub fn set_no_capacity(&self, instance_type: &str, zone: &str, market: Market, lacks: bool) {
         let key = (instance_type.to_owned(), zone.to_owned(), market);
         self.change(|faults| {
@@ -193,17 +194,17 @@ impl Faults {
         });
     }
 
-    /// Limits the virtual CPUs of present On-Demand instances.
+    /// Limits the virtual CPUs of the existing On-Demand instances.
     pub fn set_vcpu_limit(&self, limit: Option<u32>) {
         self.change(|faults| faults.vcpu_limit = limit);
     }
 
-    /// Limits the number of present spot instances.
+    /// Limits the number of existing spot instances.
     pub fn set_spot_limit(&self, limit: Option<usize>) {
         self.change(|faults| faults.spot_limit = limit);
     }
 
-    /// Allows or denies an action; `*` is each action.
+    /// Denies or allows an action; `*` means all actions.
     pub fn set_denied(&self, action: &str, denied: bool) {
         self.change(|faults| {
             if denied {
@@ -214,32 +215,33 @@ impl Faults {
         });
     }
 
-    /// Refuses all calls for their credentials, or accepts them.
+    /// Refuses all calls because of their credentials, or accepts them.
     pub fn set_credentials(&self, refusal: Option<Credentials>) {
         self.change(|faults| faults.credentials = refusal);
     }
 
-    /// Applies the documented request limits, or none.
+    /// Applies the documented request limits, or no limits.
     pub fn set_throttled(&self, throttled: bool) {
         self.change(|faults| faults.throttled = throttled);
     }
 
-    /// Takes the API down, or up again.
+    /// Begins or ends an outage of the API.
     pub fn set_outage(&self, outage: Option<Outage>) {
         self.change(|faults| faults.outage = outage);
     }
 
-    /// Loses the replies of the next calls of an action, which have their effect.
+    /// Drops the replies of the next calls of an action. The calls have their effect.
     pub fn lose_replies(&self, action: &str, count: usize) {
         self.change(|faults| faults.lost_replies.extend([(action.to_owned(), count)]));
     }
 
-    /// Delays the replies of an action, whose effect is not delayed.
+    /// Delays the replies of an action, but not its effect.
     pub fn set_reply_delay(&self, action: &str, delay: Duration) {
         self.change(|faults| faults.delays.extend([(action.to_owned(), delay)]));
     }
 
-    /// Answers the next calls of an action with this status and error code, without effect.
+    /// Replies to the next calls of an action with this status and error code. The calls have no
+    /// effect.
     pub fn fail(&self, action: &str, status: u16, code: &str, count: usize) {
         let failure = (status, code.to_owned(), count);
         self.change(|faults| faults.failures.extend([(action.to_owned(), failure)]));
@@ -254,19 +256,19 @@ impl Faults {
         });
     }
 
-    /// Sets the on-demand price of a type in the price list: a text of dollars an hour. A type that
-    /// the daemon's file lacks can be launched then.
+    /// Sets a type's on-demand price in the price list, in dollars an hour. A type that is absent
+    /// from the daemon's file can then be launched.
     pub fn set_price(&self, instance_type: &str, price: &str) {
         let price = (instance_type.to_owned(), price.to_owned());
         self.change(|faults| faults.prices.extend([price]));
     }
 
-    /// Adds products that no caller can use to the front of the price list.
+    /// Adds unusable products to the front of the price list.
     pub fn set_broken_products(&self, count: usize) {
         self.change(|faults| faults.broken_products = count);
     }
 
-    /// Makes lists of instances stale or partial, or current again.
+    /// Makes lists of instances stale or partial, or correct again.
     pub fn set_lists(&self, fault: Option<Lists>) {
         let mut state = self.0.lock();
         state.faults.lists = fault.map(|fault| match fault {

@@ -11,11 +11,11 @@ pub enum State {
     Pending,
     /// Booted.
     Running,
-    /// Its end was requested.
+    /// The end was requested.
     ShuttingDown,
-    /// Ended for ever.
+    /// Ended, finally.
     Terminated,
-    /// Its stop was requested.
+    /// The stop was requested.
     Stopping,
     /// Stopped; it can be started again.
     Stopped,
@@ -46,22 +46,22 @@ impl State {
         }
     }
 
-    /// Returns true if the instance has ended or is about to end for ever.
+    /// Returns whether the instance has ended or is about to end.
     pub fn is_ended(self) -> bool {
         matches!(self, Self::ShuttingDown | Self::Terminated)
     }
 }
 
-/// An instance and what moto doesn't keep of its launch.
+/// An instance, including the parts of its launch that moto ignores.
 #[derive(Debug, Clone)]
 pub struct Instance {
     /// Instance id.
     pub id: String,
-    /// State at the last look.
+    /// State at the last update.
     pub state: State,
     /// Private address.
     pub address: String,
-    /// MAC address of its interface.
+    /// MAC address of the interface.
     pub mac: String,
     /// Subnet id.
     pub subnet: String,
@@ -71,40 +71,40 @@ pub struct Instance {
     pub instance_type: String,
     /// Set for the spot market.
     pub spot: bool,
-    /// Shutdown behaviour: stop instead of terminate.
+    /// True if a shutdown stops the instance instead of ending it.
     pub stops_on_shutdown: bool,
-    /// Client token of its launch; empty without.
+    /// Client token of the launch; empty: none.
     pub client_token: String,
-    /// Tags that its launch gave it.
+    /// Tags given at the launch.
     pub tags: BTreeMap<String, String>,
-    /// User-data in base64, as it was given.
+    /// User-data of the launch, in base64.
     pub user_data: String,
     /// Fields of `MetadataOptions` with their values.
     pub metadata_options: Vec<(String, String)>,
-    /// Name or ARN of its instance profile; empty without.
+    /// Name or ARN of the instance profile; empty: none.
     pub instance_profile: String,
-    /// Volumes of its launch.
+    /// Volumes of the launch.
     pub volumes: Vec<Volume>,
     /// Code and message of the state's reason.
     pub reason: (String, String),
-    /// Boots so far; user-data runs at the first.
+    /// Number of boots. User-data runs at the first.
     pub boots: u32,
     /// Time of the launch.
     pub launched: Instant,
-    /// Time from which the API shows it; `None` is never.
+    /// Time from which the API shows the instance; `None`: never.
     pub(crate) visible: Option<Instant>,
-    /// Time at which a passing state ends; `None` is never.
+    /// Time at which a transitional state ends; `None`: never.
     pub(crate) settles: Option<Instant>,
-    /// A namespace has to boot or end before the state passes.
+    /// Set while a namespace must boot or end before the state may change.
     pub(crate) held: bool,
-    /// A namespace exists or is being made.
+    /// Set while a namespace exists or is being made.
     pub(crate) booting: bool,
-    /// moto has terminated it, which it does once.
+    /// Set when moto has terminated the instance. moto terminates an instance only once.
     pub(crate) is_removed: bool,
 }
 
 impl Instance {
-    /// Passes to the next state if its time has come.
+    /// Changes to the next state if its time has come.
     pub(crate) fn settle(&mut self, now: Instant) {
         if self.held || self.settles.is_none_or(|time| time > now) {
             return;
@@ -117,13 +117,13 @@ impl Instance {
         };
     }
 
-    /// Begins its end, unless it has begun.
+    /// Begins the end of the instance, unless it has begun.
     pub(crate) fn end(&mut self, settles: Option<Instant>, boots: bool, code: &str, message: &str) {
         if self.state.is_ended() {
             return;
         }
         self.settles = settles;
-        // A stopped instance has no namespace to end.
+        // A stopped instance has no namespace that must end.
         self.held = self.booting || self.state == State::Pending && boots;
         self.state = State::ShuttingDown;
         self.set_reason(code, message);
@@ -133,7 +133,7 @@ impl Instance {
         self.reason = (code.to_owned(), format!("{code}: {message}"));
     }
 
-    /// Returns true if the API shows it.
+    /// Returns whether the API shows the instance.
     pub(crate) fn is_visible(&self, now: Instant) -> bool {
         self.visible.is_some_and(|time| time <= now)
     }

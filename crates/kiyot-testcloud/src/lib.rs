@@ -1,5 +1,5 @@
-//! EC2 on this machine, for tests: moto keeps the resources, a proxy before it applies faults and
-//! adds what moto lacks, and namespaces or virtual machines are its instances.
+//! EC2 on this machine, for tests. moto keeps the resources; a proxy in front of moto applies
+//! faults and adds what moto lacks. Instances are namespaces or virtual machines.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,5 +1,6 @@
-//! Instances made from namespaces: a root of its own over the host's, an interface in the VPC, and
-//! the user-data that a launch gives. Or from virtual machines, whose disk reads all of it itself.
+//! Instances as namespaces or virtual machines. Namespaces have their own root over the host's, an
+//! interface in the VPC, and the launch's user-data. A virtual machine's disk reads all of this
+//! itself.
 
 use std::{
     fs, io,
@@ -39,13 +40,13 @@ const GUEST: [(&str, &str); 4] = [
     ("systemctl", include_str!("machine/guest/systemctl")),
 ];
 
-/// Period of looks at an instance's state.
+/// Period of the checks of an instance's state.
 const STATE_POLL_PERIOD: Duration = Duration::from_millis(20);
 
-/// Time that the kernel gets to free the cgroups of ended processes.
+/// Time within which the kernel must free the cgroups of ended processes.
 const CGROUP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Boots and ends machines as the states of instances demand, until `closing` is set.
+/// Boots and ends machines as the instances' states require, until `closing` is set.
 pub(crate) async fn run(shared: Arc<Shared>, vpc: Arc<Vpc>, closing: watch::Receiver<bool>) {
     let mut machines = JoinSet::new();
     while !*closing.borrow() {
@@ -62,7 +63,7 @@ pub(crate) async fn run(shared: Arc<Shared>, vpc: Arc<Vpc>, closing: watch::Rece
     while machines.join_next().await.is_some() {}
 }
 
-/// Takes the instances that wait for their boot.
+/// Returns the instances that wait for their boot, and marks them as booting.
 fn to_boot(shared: &Shared) -> Vec<Instance> {
     let mut state = shared.lock();
     let waiting = state
@@ -107,7 +108,7 @@ async fn live(
                 () = end_requested(&instance.id, &shared) => {}
                 _ = closing.wait_for(|closing| *closing) => {}
             }
-            // The kernel ends everything in the PID namespace with its init.
+            // With the init, the kernel ends all processes in the PID namespace.
             let _ = child.kill().await;
         }
         Err(error) => {
@@ -138,8 +139,8 @@ async fn end_requested(id: &str, shared: &Shared) {
     }
 }
 
-/// Takes the end of a machine for a shutdown from within, unless it was requested. Returns true if
-/// the instance can be started again.
+/// Handles the end of a machine as a shutdown from within, unless the end was requested. Returns
+/// whether the instance can be started again.
 async fn ended(id: &str, shared: &Shared) -> bool {
     let action = {
         let mut state = shared.lock();
@@ -188,13 +189,13 @@ struct Machine {
     link: String,
     mac: String,
     files: Vec<ImageFile>,
-    /// Set if it is a virtual machine.
+    /// Set for a virtual machine.
     disk: Option<Disk>,
 }
 
 impl Machine {
     fn new(instance: &Instance, shared: &Shared) -> Self {
-        // Names of links have 15 characters at most.
+        // Names of links have at most 15 characters.
         let tail = instance.id.trim_start_matches("i-");
         let (files, disk) = {
             let state = shared.lock();
@@ -211,7 +212,7 @@ impl Machine {
         }
     }
 
-    /// Makes directories and interface.
+    /// Makes the directories and the interface.
     fn prepare(&self, instance: &Instance, vpc: &Vpc) -> Result<(), String> {
         let subnet = vpc
             .subnet(&instance.subnet)
@@ -222,7 +223,7 @@ impl Machine {
         }
     }
 
-    /// Makes the directory of the disk's changes and the interface of a virtual machine.
+    /// Makes a virtual machine's directory for the disk's changes, and its interface.
     fn prepare_qemu(&self, subnet: &BridgedSubnet) -> Result<(), String> {
         fs::create_dir_all(&self.directory)
             .map_err(|error| format!("{}: {error}", self.directory.display()))?;
@@ -230,7 +231,7 @@ impl Machine {
         ip(&["link", "set", &self.link, "master", &subnet.bridge, "up"])
     }
 
-    /// Makes the directories of the root and the interface of namespaces.
+    /// Makes the root's directories and the interface of namespaces.
     fn prepare_namespaces(
         &self,
         instance: &Instance,
@@ -268,7 +269,7 @@ impl Machine {
         ip(&["-n", id, "route", "add", "default", "via", &subnet.gateway])
     }
 
-    /// Writes a file of the image into the layer of the root that its path belongs to.
+    /// Writes a file of the image into the root's layer for its path.
     fn add(&self, file: &ImageFile) -> io::Result<()> {
         let path = match file.path.strip_prefix("/etc/systemd/") {
             Some(path) => self.directory.join("systemd").join(path),
@@ -308,7 +309,7 @@ impl Machine {
             .map_err(|error| format!("setpriv: {error}"))
     }
 
-    /// Returns the command that boots namespaces.
+    /// Returns the command that boots in namespaces.
     fn in_namespaces(&self) -> Vec<String> {
         let network = format!("--net=/run/netns/{}", self.id);
         let directory = self.directory.display();
@@ -322,7 +323,7 @@ impl Machine {
             .collect()
     }
 
-    /// Removes the interface, the cgroups, and the root unless it is kept.
+    /// Removes the interface, the cgroups and, unless `keeps_root`, the root.
     fn remove(&self, keeps_root: bool) {
         let _ = ip(&["link", "delete", &self.link]);
         let _ = ip(&["netns", "delete", &self.id]);
@@ -346,7 +347,7 @@ pub(crate) fn ip(arguments: &[&str]) -> Result<(), String> {
     output("ip", arguments).map(drop)
 }
 
-/// Lists the present cgroups of an instance in all hierarchies.
+/// Lists the existing cgroups of an instance in all hierarchies.
 fn cgroups(id: &str) -> Vec<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -357,7 +358,7 @@ fn cgroups(id: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Removes a cgroup and those in it.
+/// Removes a cgroup and its children.
 fn remove_cgroup(group: &Path) -> io::Result<()> {
     for entry in fs::read_dir(group)?.flatten() {
         if entry.file_type()?.is_dir() {

@@ -1,5 +1,5 @@
-//! The instance metadata service, version 2. The caller's address tells the instance. The host of
-//! the test calls from the service's own address, which is one of its own.
+//! The instance metadata service, version 2. The caller's address identifies the instance. The
+//! test's host has the service's address itself, and calls from this address.
 
 use std::{
     collections::BTreeMap,
@@ -22,15 +22,15 @@ use tokio::{
 
 use crate::{instance::Instance, shared::Shared, vpc::METADATA_ADDRESS};
 
-/// Seconds that a token may live at most.
+/// Longest lifetime of a token in seconds.
 const MAX_TOKEN_SECONDS: u64 = 21_600;
-/// Header with the seconds that a token lives, of its request and of its response.
+/// Header with a token's lifetime in seconds, in the request and in the response.
 const TOKEN_LIFETIME: HeaderName = HeaderName::from_static("x-aws-ec2-metadata-token-ttl-seconds");
-/// Tokens that are kept; the oldest are dropped beyond.
+/// Most tokens. Beyond it, the oldest token is dropped.
 const MAX_TOKENS: usize = 10_000;
-/// Hop limit of all packets but those of a token's response.
+/// Hop limit of all packets except token responses.
 const DEFAULT_HOP_LIMIT: u32 = 64;
-/// Paths with a value each, relative to `/latest/meta-data/`.
+/// Paths with a single value, relative to `/latest/meta-data/`.
 const PATHS: [&str; 10] = [
     "ami-launch-index",
     "hostname",
@@ -43,10 +43,10 @@ const PATHS: [&str; 10] = [
     "network/",
     "placement/availability-zone",
 ];
-/// Directory of interfaces, likewise.
+/// Directory of interfaces, relative to `/latest/meta-data/`.
 const INTERFACES: &str = "network/interfaces/macs/";
 
-/// Tokens by number: text, instance, end of life.
+/// Tokens by number: text, instance, expiry.
 type Tokens = Arc<Mutex<BTreeMap<u64, (String, String, Instant)>>>;
 
 /// Serves the instances of a VPC until its task ends.
@@ -61,7 +61,7 @@ pub(crate) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 async fn connection(stream: TcpStream, peer: IpAddr, shared: Arc<Shared>, tokens: Tokens) {
-    // A second handle sets the hop limit while the first is served.
+    // A second handle sets the hop limit while the connection is served.
     let Ok(stream) = stream.into_std() else { return };
     let Ok(control) = stream.try_clone() else { return };
     let Ok(stream) = TcpStream::from_std(stream) else { return };
@@ -158,7 +158,7 @@ fn respond(
 fn new_token(instance: &Instance, seconds: u64, tokens: &Tokens) -> String {
     let mut tokens = tokens.lock().unwrap_or_else(PoisonError::into_inner);
     let number = tokens.last_key_value().map_or(0, |(number, _)| number + 1);
-    // Tokens of tests need not be secret.
+    // Tests need no secret tokens.
     let token = format!("token-{number}-{}", instance.id);
     let end = Instant::now() + Duration::from_secs(seconds);
     tokens.insert(number, (token.clone(), instance.id.clone(), end));
@@ -177,7 +177,7 @@ fn is_valid(token: &str, instance: &Instance, tokens: &Tokens) -> bool {
 
 /// Returns the content of a path.
 fn value(path: &str, instance: &Instance) -> Option<String> {
-    // Any version of the service's paths is served as the latest.
+    // Every version of the service's paths is served as the latest version.
     let (_, path) = path.trim_start_matches('/').split_once('/')?;
     let host_name = || format!("ip-{}.ec2.internal", instance.address.replace('.', "-"));
     match path {

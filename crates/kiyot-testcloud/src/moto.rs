@@ -1,4 +1,4 @@
-//! moto's server, a process of its own, which serves one cloud after the other.
+//! moto's server, a process that serves one cloud after another.
 
 use std::{
     collections::BTreeMap,
@@ -21,31 +21,31 @@ use crate::{
     query::Query,
 };
 
-/// Interpreter of the environment that `scripts/setup` installs moto into. The installed script
-/// names its interpreter by an absolute path, which a copied checkout doesn't have.
+/// Python of the environment into which `scripts/setup` installs moto. The installed script has its
+/// interpreter's absolute path, which is absent in a copied checkout.
 const INSTALLED: &str = "target/moto/bin/python3";
 
-/// The server, which ends when its input does, and with it when the test's process ends.
+/// The server. It ends when its input ends, and so with the test's process.
 const SERVER: &str = "\
 import os, sys, threading
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
 from moto.server import main
 main(sys.argv[1:])";
 
-/// Servers that no cloud has. A server takes more than a second to start.
+/// Servers without a cloud. A server takes more than a second to start.
 static IDLE: Mutex<Vec<Server>> = Mutex::new(Vec::new());
 
-/// The answers to calls for instance types and their zones, which no call changes: moto makes them
-/// in seconds.
+/// Replies to calls for instance types and their zones. No call changes them, and moto needs
+/// seconds to make them.
 static TYPES: Mutex<BTreeMap<String, Reply>> = Mutex::new(BTreeMap::new());
 
-/// A running moto, without resources at first.
+/// A running moto, which starts without resources.
 #[derive(Debug)]
 pub(crate) struct Moto {
-    /// `None` once it is given back.
+    /// `None` after the server was given back.
     server: Option<Server>,
     address: SocketAddr,
-    /// Calls without a reply so far, which a server may still carry out.
+    /// Calls without a reply so far, which the server may still carry out.
     open: AtomicUsize,
 }
 
@@ -53,13 +53,13 @@ pub(crate) struct Moto {
 struct Server {
     child: Child,
     log: File,
-    /// Bytes of the log before the cloud that has the server.
+    /// Length of the log in bytes before this cloud.
     logged: u64,
     address: SocketAddr,
 }
 
 impl Moto {
-    /// Takes an idle server without what it kept, or starts one and waits until it answers.
+    /// Resets and returns an idle server, or starts a server and waits until it answers.
     ///
     /// # Panics
     /// If moto is not installed, or ends at once.
@@ -75,7 +75,7 @@ impl Moto {
     }
 
     async fn started() -> Self {
-        // A port that another program takes first ends moto; the next attempt takes another.
+        // moto ends if another program takes its port first; the next attempt uses another port.
         const MAX_ATTEMPTS: usize = 5;
         let mut log = String::new();
         for _ in 0..MAX_ATTEMPTS {
@@ -134,7 +134,7 @@ impl Server {
         let free = TcpListener::bind(("127.0.0.1", 0)).expect("the loopback link has free ports");
         let address = free.local_addr().expect("a bound socket has an address");
         drop(free);
-        // Each write is at its end, wherever this process reads.
+        // Each write appends, wherever this process reads.
         let log = tempfile::Builder::new().append(true).tempfile();
         let log = log.expect("a temporary file can be made").into_file();
         let output = || log.try_clone().expect("a descriptor can be duplicated");
@@ -151,7 +151,7 @@ impl Server {
         Self { child, log, logged: 0, address }
     }
 
-    /// Returns what the server has logged for its cloud.
+    /// Returns the server's log for its cloud.
     fn log(&mut self) -> String {
         let mut text = Vec::new();
         let _ = self.log.seek(SeekFrom::Start(self.logged));

@@ -1,5 +1,5 @@
 //! Endpoint of the EC2 API and of the price list: applies faults, adds what moto lacks and passes
-//! the rest to moto.
+//! all other calls to moto.
 
 use std::{fmt, sync::Arc, time::Instant};
 
@@ -32,7 +32,7 @@ mod prices;
 mod products;
 mod volumes;
 
-/// Period of looks at faults that have an end.
+/// Period of the checks for the end of a fault.
 const FAULT_POLL_PERIOD: Duration = Duration::from_millis(20);
 
 /// An error of the API.
@@ -103,7 +103,7 @@ pub(crate) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
             continue;
         };
         while connections.try_join_next().is_some() {}
-        // A look at the faults every period.
+        // The faults are checked once a period.
         if let Ok(Ok((stream, _))) = timeout(FAULT_POLL_PERIOD, open.accept()).await {
             connections.spawn(connection(stream, Arc::clone(&shared)));
         }
@@ -113,13 +113,13 @@ pub(crate) async fn serve(listener: TcpListener, shared: Arc<Shared>) {
 async fn connection(stream: TcpStream, shared: Arc<Shared>) {
     let service = service_fn(move |request| {
         let shared = Arc::clone(&shared);
-        // A caller that hangs up cancels no call: it has its effect.
+        // A call has its effect even if its caller hangs up.
         async move {
             let answer = tokio::spawn(respond(request, shared)).await;
             answer.unwrap_or(Err(Dropped))
         }
     });
-    // An error is the caller's, or a lost reply.
+    // An error is the caller's fault, or a dropped reply.
     let _ = hyper::server::conn::http1::Builder::new()
         .serve_connection(TokioIo::new(stream), service)
         .await;
@@ -173,7 +173,7 @@ async fn respond(
     response.map_err(|_| Dropped)
 }
 
-/// Headers of a call that tell its maker.
+/// Headers of a call that identify its caller.
 #[derive(Debug)]
 pub(crate) struct Caller {
     /// The header `authorization`.
@@ -183,8 +183,8 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Returns the id of the key that signed the call, with which its `Credential` begins; ""
-    /// without one.
+    /// Returns the id of the key that signed the call: the begin of its `Credential`; "" for an
+    /// unsigned call.
     pub(crate) fn key_id(&self) -> &str {
         let credential = self.signed.as_ref().and_then(|signed| signed.split_once("Credential="));
         credential.and_then(|(_, scope)| scope.split('/').next()).unwrap_or_default()
@@ -198,7 +198,7 @@ async fn released(query: &Query, shared: &Shared) {
     }
 }
 
-/// Answers a call; without a reply the connection is closed.
+/// Replies to a call. Without a reply the connection is closed.
 async fn answer(
     number: u64,
     query: &Query,
@@ -281,7 +281,7 @@ fn admit(query: &Query, caller: &Caller, shared: &Shared) -> Result<(), ApiError
         *count -= 1;
         return Err(ApiError::with_status(*status, code, "set by the test"));
     }
-    // Tags in a launch need the permission to create them.
+    // Tags in a launch require the permission to create tags.
     let tags =
         query.action == "RunInstances" && !query.get("TagSpecification.1.ResourceType").is_empty();
     let mut needed = ["*", &query.action].into_iter().chain(tags.then_some("CreateTags"));
@@ -360,7 +360,8 @@ async fn pass(query: &Query, signed: Option<&str>, shared: &Shared) -> Result<Re
         .map_err(|error| ApiError::with_status(500, "InternalError", format!("moto: {error}")))
 }
 
-/// Passes a call to moto, and returns the document of a success to change, or the failure.
+/// Passes a call to moto, and returns the document of a success, so that it can be changed, or the
+/// failure.
 async fn pass_document(
     query: &Query,
     signed: Option<&str>,

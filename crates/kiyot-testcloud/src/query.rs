@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeMap, fmt::Write};
 
-/// Parameters of a request; a form with more is refused.
+/// Most parameters of a request; a longer form is refused.
 pub const MAX_PARAMETERS: usize = 4096;
 
-/// Bytes of a form; user-data is 16 KiB in base64 at most.
+/// Most bytes of a form. User-data has at most 16 KiB, before base64.
 pub const MAX_FORM_BYTES: usize = 1024 * 1024;
 
 /// A parsed form.
@@ -13,7 +13,7 @@ pub const MAX_FORM_BYTES: usize = 1024 * 1024;
 pub struct Query {
     /// Name of the action.
     pub action: String,
-    /// All other parameters but `Version`.
+    /// All parameters except `Action` and `Version`.
     pub parameters: BTreeMap<String, String>,
 }
 
@@ -25,7 +25,7 @@ impl Query {
         Self { action: action.to_owned(), parameters: parameters.collect() }
     }
 
-    /// Parses a form. Returns `None` if it has no action, is no form or has too many parameters.
+    /// Parses a form. Returns `None` if it has no action, is malformed or has too many parameters.
     pub fn parse(form: &[u8]) -> Option<Self> {
         let form = std::str::from_utf8(form).ok()?;
         let mut parameters = BTreeMap::new();
@@ -48,7 +48,7 @@ impl Query {
         form
     }
 
-    /// Returns a parameter; empty if it is absent.
+    /// Returns a parameter, or an empty text if it is absent.
     pub fn get(&self, key: &str) -> &str {
         self.parameters.get(key).map_or("", String::as_str)
     }
@@ -76,12 +76,12 @@ impl Query {
             .collect()
     }
 
-    /// Returns the values that a filter allows; `None` if there is no such filter.
+    /// Returns the values that a filter allows, or `None` if the filter is absent.
     pub fn filter(&self, name: &str) -> Option<Vec<&str>> {
         self.filters().into_iter().find(|(own, _)| *own == name).map(|(_, values)| values)
     }
 
-    /// Returns the query without the filters of these names.
+    /// Returns the query without the filters with these names.
     pub fn without_filters(&self, names: &[&str]) -> Self {
         let mut parameters = self.parameters.clone();
         parameters.retain(|key, _| !key.starts_with("Filter."));

@@ -1,5 +1,5 @@
-//! Temporary credentials of the role of the host's instance profile, which the metadata service
-//! issues.
+//! Temporary credentials of the role in the host's instance profile, issued by the metadata
+//! service.
 //!
 //! [EC2's guide](https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/iam-roles-for-amazon-ec2.html)
 
@@ -23,17 +23,17 @@ const TEMPORARY: &str = "ASIA";
 /// A temporary key.
 #[derive(Debug, Clone)]
 pub struct RoleKey {
-    /// Its id, which begins with `ASIA`.
+    /// The id, which begins with `ASIA`.
     pub id: String,
     /// The secret key.
     pub secret: String,
     /// The session token.
     pub token: String,
-    /// Time for which it is valid from each issue.
+    /// Validity from each issue.
     pub lifetime: Duration,
 }
 
-/// The role: the key that it issues, and tokens and ends of those that it issued.
+/// The role: the key that it issues, and the tokens and expiries of issued keys.
 #[derive(Debug, Default)]
 pub(crate) struct Role {
     pub(crate) key: Option<RoleKey>,
@@ -41,7 +41,7 @@ pub(crate) struct Role {
 }
 
 impl Role {
-    /// Returns the content of a path relative to `/latest/meta-data/`, and notes what it issues.
+    /// Returns the content of a path relative to `/latest/meta-data/`, and records issued keys.
     pub(crate) fn value(&mut self, path: &str) -> Option<String> {
         let key = self.key.as_ref()?;
         match path.strip_prefix(DIRECTORY)? {
@@ -64,8 +64,8 @@ impl Role {
         }
     }
 
-    /// Returns true unless the key of a call is a temporary one that was not issued, has another
-    /// token, or has expired.
+    /// Returns whether a call's key is valid. A temporary key must have been issued, come with its
+    /// token and not have expired.
     pub(crate) fn accepts(&self, caller: &Caller) -> bool {
         let id = caller.key_id();
         let issued = self.issued.get(id);
@@ -76,7 +76,7 @@ impl Role {
     }
 }
 
-/// Returns a time in the form of the service, in seconds.
+/// Returns a time in the service's format, in seconds.
 fn text(time: SystemTime) -> Option<String> {
     let time = Timestamp::try_from(time).ok()?.round(Unit::Second).ok()?;
     Some(time.to_string())

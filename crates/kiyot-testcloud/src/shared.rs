@@ -1,4 +1,4 @@
-//! State that the proxy, the instances and a test's handles share.
+//! State that the proxy, the instances and the handles of a test share.
 
 use std::{
     collections::BTreeMap,
@@ -27,10 +27,10 @@ use crate::{
     xml::Element,
 };
 
-/// Bytes of console output that the API returns.
+/// Most bytes of console output that the API returns.
 const MAX_CONSOLE_BYTES: u64 = 64 * 1024;
 
-/// A launch by its client token.
+/// A launch with a client token.
 #[derive(Debug, Clone)]
 pub(crate) struct Launch {
     pub(crate) parameters: BTreeMap<String, String>,
@@ -38,16 +38,16 @@ pub(crate) struct Launch {
     pub(crate) instances: Vec<String>,
 }
 
-/// A file of all images.
+/// A file of the image.
 #[derive(Debug, Clone)]
 pub(crate) struct ImageFile {
-    /// Absolute path in the root of an instance.
+    /// Absolute path in an instance's root.
     pub(crate) path: String,
     pub(crate) content: Vec<u8>,
     pub(crate) mode: u32,
 }
 
-/// Everything that changes.
+/// The mutable state.
 #[derive(Debug, Default)]
 pub(crate) struct Mutable {
     pub(crate) faults: FaultSet,
@@ -61,14 +61,14 @@ pub(crate) struct Mutable {
     pub(crate) image_files: Vec<ImageFile>,
     /// Block devices of the image.
     pub(crate) image_volumes: Vec<ImageVolume>,
-    /// Disk of new instances, which are virtual machines with it.
+    /// Disk of new instances: they are virtual machines.
     pub(crate) disk: Option<Disk>,
     calls: BTreeMap<u64, Call>,
     next_call: u64,
 }
 
 impl Mutable {
-    /// Returns an instance in its present state.
+    /// Returns an instance, in its current state.
     pub(crate) fn instance(&mut self, id: &str) -> Option<&mut Instance> {
         let instance = self.instances.get_mut(id)?;
         instance.settle(Instant::now());
@@ -109,7 +109,7 @@ impl Mutable {
         self.calls.values().cloned().collect()
     }
 
-    /// Forgets the recorded calls.
+    /// Drops the recorded calls.
     pub(crate) fn clear_calls(&mut self) {
         self.calls.clear();
     }
@@ -124,14 +124,14 @@ pub(crate) struct Shared {
     pub(crate) directory: PathBuf,
     /// Instance types by name.
     pub(crate) types: BTreeMap<String, InstanceType>,
-    /// Set if namespaces are made for instances.
+    /// True if instances are booted.
     pub(crate) boots: bool,
     pub(crate) state: Mutex<Mutable>,
     /// Notified when faults or instances change.
     pub(crate) changed: Notify,
-    /// Held during a launch, so that a client token is used once.
+    /// Locked during a launch, so that a client token is used once.
     pub(crate) launching: tokio::sync::Mutex<()>,
-    /// Held during a termination, so that moto gets each once.
+    /// Locked during a termination, so that moto gets each instance once.
     pub(crate) terminating: tokio::sync::Mutex<()>,
 }
 
@@ -141,8 +141,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a call to moto, which has the resources in a single region, whatever region the caller
-    /// takes the cloud for.
+    /// Sends a call to moto. moto has the resources in a single region, whatever region the caller
+    /// names.
     pub(crate) async fn moto(&self, query: &Query, signed: Option<&str>) -> Result<Reply, String> {
         let signed = signed.map(in_region_of_moto);
         self.moto.call(query, signed.as_deref()).await

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, time::Instant};
 pub struct Rate {
     /// Calls that a full bucket allows.
     pub bucket: f64,
-    /// Calls that are added each second.
+    /// Calls that are added a second.
     pub per_second: f64,
 }
 
@@ -31,7 +31,7 @@ impl Rate {
 pub(crate) struct Buckets(BTreeMap<String, (f64, Instant)>);
 
 impl Buckets {
-    /// Takes a token of the action's bucket. Returns false if it is empty.
+    /// Takes a token from the action's bucket. Returns whether it had one.
     pub(crate) fn take(&mut self, action: &str, rate: Rate, now: Instant) -> bool {
         let (tokens, since) = self.0.entry(action.to_owned()).or_insert((rate.bucket, now));
         let refilled = now.saturating_duration_since(*since).as_secs_f64() * rate.per_second;

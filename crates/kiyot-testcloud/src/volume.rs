@@ -1,13 +1,13 @@
 //! Volumes of images and instances.
 
-/// A block device of the image that instances are launched of.
+/// A block device of the image from which instances are launched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageVolume {
     /// Device, such as `/dev/xvda`.
     pub device: String,
     /// Size of its snapshot in GiB.
     pub gib: u32,
-    /// Set if its volume ends with the instance.
+    /// True if its volume ends with the instance.
     pub ends_with_instance: bool,
 }
 
@@ -18,10 +18,10 @@ pub struct Volume {
     pub device: String,
     /// Size in GiB.
     pub gib: u32,
-    /// Set if it is encrypted.
+    /// True if the volume is encrypted.
     pub encrypted: bool,
-    /// Key that encrypts it; empty for that of the account.
+    /// Key that encrypts the volume; empty: the account's default key.
     pub kms_key: String,
-    /// Set if it ends with the instance. Others stay, and cost.
+    /// True if the volume ends with the instance. Other volumes stay, and cost.
     pub ends_with_instance: bool,
 }

@@ -1,4 +1,4 @@
-//! The VPC: a bridge for each subnet, between which this host routes.
+//! The VPC: a bridge for each subnet. This host routes between the bridges.
 
 use std::{
     path::PathBuf,
@@ -13,7 +13,7 @@ use crate::{cloud::Subnet, machine::ip};
 /// Address of the metadata service.
 pub(crate) const METADATA_ADDRESS: &str = "169.254.169.254";
 
-/// Permit of the single VPC of this process, whose addresses and links are fixed.
+/// Permit for the single VPC of this process: its addresses and links are fixed.
 static VPC: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(1)));
 
 /// A subnet with its bridge.
@@ -34,7 +34,7 @@ pub(crate) struct Vpc {
 }
 
 impl Vpc {
-    /// Makes the bridges, once no other VPC of this process exists.
+    /// Makes the bridges, after the process's previous VPC has ended.
     pub(crate) async fn make(subnets: &[Subnet], roots: PathBuf) -> Result<Self, String> {
         let permit = Arc::clone(&VPC)
             .acquire_owned()
@@ -49,18 +49,18 @@ impl Vpc {
                 prefix: prefix.to_owned(),
             })
         });
-        // Dropped after an error, it removes what was made.
+        // Dropping it after an error removes what was made.
         let vpc = Self { subnets: bridged.collect(), roots, _permit: permit };
         std::fs::create_dir_all(&vpc.roots).map_err(|error| error.to_string())?;
         // An overlay's upper directory can't be in its lower file system.
         let roots = vpc.roots.display().to_string();
         output("mount", &["-t", "tmpfs", "-o", "mode=700", "roots", &roots])?;
-        // The host's firewall sees no packet between instances, as in a VPC.
+        // As in a VPC, the host's firewall sees no packet between instances.
         let _absent = std::fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
         ip(&["address", "add", &format!("{METADATA_ADDRESS}/32"), "dev", "lo"])?;
         for (index, subnet) in vpc.subnets.iter().enumerate() {
-            // Without an address of its own a bridge takes the lowest of its ports, which changes
-            // with each instance, and others send to the old address while it is cached.
+            // A bridge without its own address takes the lowest address of its ports. This address
+            // changes with each instance, while others send to the cached old address.
             let address = format!("02:00:00:00:ff:{index:02x}");
             ip(&["link", "add", &subnet.bridge, "address", &address, "type", "bridge"])?;
             let gateway = format!("{}/{}", subnet.gateway, subnet.prefix);

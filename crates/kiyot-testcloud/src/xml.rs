@@ -1,18 +1,18 @@
-//! XML of the EC2 query API: elements and text, no attributes but the root's namespace.
+//! XML of the EC2 query API: elements and text, and no attributes except the root's namespace.
 
 use std::fmt::Write;
 
-/// Elements nested in each other at most; deeper documents are refused.
+/// Most levels of nested elements; a deeper document is refused.
 const MAX_DEPTH: usize = 64;
 
-/// An element with its text or its children.
+/// An element with either text or children.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Element {
     /// Name of the tag.
     pub name: String,
-    /// Attributes as they stand in the tag.
+    /// Attributes, as in the document.
     attributes: String,
-    /// Text, if there are no children.
+    /// Text; empty for an element with children.
     pub text: String,
     /// Children in order.
     pub children: Vec<Element>,
@@ -72,17 +72,18 @@ impl Element {
         }
     }
 
-    /// Returns the first child of this name.
+    /// Returns the first child with this name.
     pub fn child(&self, name: &str) -> Option<&Self> {
         self.children.iter().find(|child| child.name == name)
     }
 
-    /// Returns the first child of this name.
+    /// Returns the first child with this name.
     pub fn child_mut(&mut self, name: &str) -> Option<&mut Self> {
         self.children.iter_mut().find(|child| child.name == name)
     }
 
-    /// Returns the text at a path of children, such as `instanceState/name`; empty if it is absent.
+    /// Returns the text at a path of children, such as `instanceState/name`, or an empty text if it
+    /// is absent.
     pub fn at(&self, path: &str) -> &str {
         let mut element = self;
         for name in path.split('/') {
@@ -92,12 +93,12 @@ impl Element {
         &element.text
     }
 
-    /// Returns the items of a list, which is a child of this name.
+    /// Returns the items of the child list with this name.
     pub fn items(&self, list: &str) -> &[Self] {
         self.child(list).map_or(&[], |list| &list.children)
     }
 
-    /// Replaces the child of the same name, or adds it.
+    /// Replaces the child with the same name, or adds it.
     pub fn set(&mut self, child: Self) {
         match self.child_mut(&child.name) {
             Some(present) => *present = child,
@@ -105,12 +106,12 @@ impl Element {
         }
     }
 
-    /// Removes the children of this name.
+    /// Removes the children with this name.
     pub fn remove(&mut self, name: &str) {
         self.children.retain(|child| child.name != name);
     }
 
-    /// Returns all elements of this name at any depth, in document order.
+    /// Returns all elements with this name at any depth, in document order.
     pub fn all(&self, name: &str) -> Vec<&Self> {
         let mut found = Vec::new();
         self.collect(name, &mut found);

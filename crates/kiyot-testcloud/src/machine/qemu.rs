@@ -2,18 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-/// Memory in MiB, whatever the instance type: enough for containerd and a pod.
+/// Memory in MiB for all instance types: enough for containerd and a pod.
 const MEMORY_MIB: &str = "2048";
 /// Hexadecimal digits of a UUID.
 const UUID_DIGITS: usize = 32;
 
-/// A disk of virtual machines, and the kernel that boots it. Machines share it; their changes are
-/// lost with them.
+/// A disk for virtual machines, and the kernel that boots it. Machines share the disk; the changes
+/// of a machine are lost with it.
 #[derive(Debug, Clone)]
 pub struct Disk {
-    /// The kernel, with drivers for NVMe disks and the serial port: there is no initramfs.
+    /// The kernel. It needs drivers for NVMe disks and the serial port, because there is no
+    /// initramfs.
     pub kernel: PathBuf,
-    /// A file system, without partitions.
+    /// A file system without partitions.
     pub root: PathBuf,
 }
 
@@ -30,7 +31,7 @@ pub(super) struct Machine<'a> {
 
 impl Disk {
     /// Returns the command that boots a machine without KVM, with the changes of its disk in a
-    /// directory. It ends when the machine powers off or reboots.
+    /// directory. The command ends when the machine powers off or reboots.
     pub(super) fn command(
         &self,
         machine: Machine<'_>,
@@ -50,7 +51,7 @@ impl Disk {
         command.extend(
             [
                 ("-m", MEMORY_MIB.to_owned()),
-                // By them cloud-init knows an instance of EC2.
+                // cloud-init recognises an instance of EC2 by these values.
                 ("-smbios", format!("type=1,uuid={uuid},serial={uuid}")),
                 ("-kernel", self.kernel.display().to_string()),
                 (
@@ -72,7 +73,7 @@ impl Disk {
     }
 }
 
-/// Returns the UUID of an instance's hardware, which begins with `ec2`.
+/// Returns the UUID of an instance's hardware. It begins with `ec2`.
 fn uuid(id: &str) -> String {
     let digits: String = id.chars().filter(char::is_ascii_hexdigit).collect();
     let mut digits = format!("ec2{digits:0>width$}", width = UUID_DIGITS - 3);

@@ -15,10 +15,10 @@ use crate::{
     xml::Element,
 };
 
-/// Bytes of user-data before it is encoded.
+/// Most bytes of user-data before encoding.
 const MAX_USER_DATA_BYTES: usize = 16 * 1024;
 
-/// Instance type of a request without.
+/// Instance type of a request without a type.
 const DEFAULT_TYPE: &str = "m1.small";
 
 /// Offering and subnet of a request.
@@ -51,7 +51,7 @@ pub(super) async fn run(
     if is_dry_run(query) {
         return Err(dry_run());
     }
-    // moto looks for the profile in IAM, which no test fills: the endpoint keeps it.
+    // moto looks for the profile in IAM, which no test fills, so the endpoint keeps the profile.
     let mut passed = query.clone();
     passed.parameters.retain(|key, _| !key.starts_with("IamInstanceProfile."));
     let mut root = match pass_document(&passed, signed, shared).await? {
@@ -85,7 +85,7 @@ pub(super) async fn run(
     Ok(ok(&root))
 }
 
-/// Returns the reply to a repeated launch, with the present state of its instances.
+/// Returns the reply to a repeated launch, with the current state of its instances.
 fn repeated(
     token: &str,
     parameters: &BTreeMap<String, String>,

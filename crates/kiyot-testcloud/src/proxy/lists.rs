@@ -127,7 +127,7 @@ pub(super) async fn offerings(
     Ok(ok(&root))
 }
 
-/// Applies the filter by the instances of routes, which moto lacks.
+/// Applies the filter `route.instance-id`, which moto lacks.
 pub(super) async fn route_tables(
     query: &Query,
     signed: Option<&str>,
@@ -149,7 +149,7 @@ pub(super) async fn route_tables(
     Ok(ok(&root))
 }
 
-/// Adds architecture and block devices of registered images, which moto forgets.
+/// Adds the architecture and block devices of registered images, which moto drops.
 pub(super) async fn images(
     query: &Query,
     signed: Option<&str>,
@@ -170,8 +170,8 @@ pub(super) async fn images(
     Ok(ok(&root))
 }
 
-/// Returns the present output with `Latest`, which is of Nitro instances alone, and else what was
-/// posted: minutes after the launch, and at the end.
+/// Returns the console output. `Latest` returns the current output of Nitro instances. Without it
+/// the output is posted minutes after the launch, and at the end.
 pub(super) fn console(query: &Query, shared: &Shared) -> Result<Reply, ApiError> {
     let id = query.get("InstanceId");
     let is_latest = query.get("Latest") == "true";

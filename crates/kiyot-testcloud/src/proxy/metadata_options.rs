@@ -11,7 +11,7 @@ const FIELDS: [(&str, &str); 4] = [
     ("InstanceMetadataTags", "instanceMetadataTags"),
 ];
 
-/// Changes the options of an instance at once, and answers `pending` as EC2 does.
+/// Changes the options of an instance at once, and replies `pending` as EC2 does.
 pub(super) fn modify(query: &Query, shared: &Shared) -> Result<Reply, ApiError> {
     let id = query.get("InstanceId");
     let mut state = shared.lock();

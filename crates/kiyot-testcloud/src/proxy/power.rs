@@ -5,9 +5,9 @@ use std::time::Instant;
 use super::{ApiError, lists::state_element, ok, pass};
 use crate::{client::Reply, instance::State, query::Query, shared::Shared, xml::Element};
 
-/// Code of the reason of instances that a call ends or stops.
+/// Code of the reason if a call ends or stops an instance.
 const USER_CODE: &str = "Client.UserInitiatedShutdown";
-/// See [`USER_CODE`].
+/// Message for [`USER_CODE`].
 const USER_MESSAGE: &str = "User initiated shutdown";
 
 pub(super) async fn change(
@@ -88,8 +88,9 @@ pub(crate) async fn end(
     Ok(())
 }
 
-/// Has moto terminate the instances that it has not terminated yet, with their volumes and
-/// interfaces: it fails for others, for which EC2 succeeds. Returns the reply of a failure.
+/// Makes moto terminate the instances that it has not terminated yet, with their volumes and
+/// interfaces: a repeated termination fails in moto, but succeeds in EC2. Returns the reply of a
+/// failure.
 pub(crate) async fn remove(
     query: &Query,
     signed: Option<&str>,
@@ -119,7 +120,7 @@ pub(crate) async fn remove(
     Ok(None)
 }
 
-/// Refuses to stop or start an instance whose state does not allow it.
+/// Refuses to stop or start instances in a wrong state.
 fn check_states(query: &Query, ids: &[&str], shared: &Shared) -> Result<(), ApiError> {
     let mut state = shared.lock();
     for id in ids {

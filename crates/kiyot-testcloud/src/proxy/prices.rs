@@ -1,16 +1,16 @@
-//! DescribeSpotPriceHistory, for which moto has no sane prices.
+//! DescribeSpotPriceHistory, for which moto has no realistic prices.
 
 use super::ok;
 use crate::{client::Reply, query::Query, shared::Shared, xml::Element};
 
-/// Zones with prices: all that moto has.
+/// Zones with prices: all of moto's zones.
 const ZONES: [&str; 6] =
     ["us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d", "us-east-1e", "us-east-1f"];
 
 /// Operating system of the prices.
 const PRODUCT: &str = "Linux/UNIX";
 
-/// Entries of a page at most.
+/// Most entries of a page.
 const MAX_PAGE_ENTRIES: usize = 1000;
 
 pub(super) fn history(query: &Query, shared: &Shared) -> Reply {

@@ -14,10 +14,10 @@ pub(super) const ACTION: &str = "GetProducts";
 /// The header `X-Amz-Target` of the action.
 const TARGET: &str = "AWSPriceListService.GetProducts";
 
-/// Products of a page at most.
+/// Most products of a page.
 const MAX_PAGE_PRODUCTS: usize = 100;
 
-/// The filters that the list of products is made for, with the values that they allow.
+/// The filters that the list of products supports, with their allowed values.
 const FILTERS: [(&str, &str); 4] = [
     ("operatingSystem", "Linux"),
     ("tenancy", "Shared"),
@@ -25,7 +25,7 @@ const FILTERS: [(&str, &str); 4] = [
     ("capacitystatus", "Used"),
 ];
 
-/// Returns the call of a request in JSON; `None` if it is no GetProducts.
+/// Returns the call of a JSON request; `None` unless it is GetProducts.
 pub(super) fn query(target: &str, body: &[u8]) -> Option<Query> {
     let request: Value = (target == TARGET).then(|| serde_json::from_slice(body).ok())??;
     let mut parameters = BTreeMap::new();
@@ -137,7 +137,7 @@ fn product(name: &str, region: &str, price: &str) -> Value {
     })
 }
 
-/// Returns a product that no caller can use.
+/// Returns an unusable product.
 fn broken_product(number: usize, region: &str) -> Value {
     let name = format!("broken{number}.large");
     match number % 4 {
@@ -148,7 +148,7 @@ fn broken_product(number: usize, region: &str) -> Value {
     }
 }
 
-/// Returns a reply in JSON, as this service's errors are.
+/// Converts a reply to JSON, the form of this service's errors.
 pub(super) fn reply(reply: Reply) -> Reply {
     let Some(code) = reply.error() else { return reply };
     let (status, code) = match code.as_str() {

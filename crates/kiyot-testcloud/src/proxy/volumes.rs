@@ -1,4 +1,4 @@
-//! Block device mappings of images and launches, of which moto keeps a part.
+//! Block device mappings of images and launches, of which moto keeps only a part.
 
 use std::ops::RangeInclusive;
 
@@ -9,14 +9,14 @@ use crate::{
     xml::Element,
 };
 
-/// Limits of gp3's options.
+/// Ranges of gp3's options.
 const GP3_OPTIONS: [(&str, RangeInclusive<u32>); 2] =
     [("Iops", 3000..=80_000), ("Throughput", 125..=2000)];
-/// Limits of the rate at which a volume is read from its snapshot, in MiB a second.
+/// Range of the rate at which a volume is read from its snapshot, in MiB a second.
 const INITIALIZATION_RATES: RangeInclusive<u32> = 100..=300;
 
-/// Returns the volumes of a launch: those of the image, each with what the launch changes, and
-/// those of the launch alone. Refuses what EBS refuses.
+/// Returns the volumes of a launch: the image's volumes with the launch's changes, and the launch's
+/// own volumes. Refuses what EBS refuses.
 pub(super) fn of_launch(query: &Query, image: &[ImageVolume]) -> Result<Vec<Volume>, ApiError> {
     let of_image = |own: &ImageVolume| Volume {
         device: own.device.clone(),
@@ -67,7 +67,7 @@ pub(super) fn of_launch(query: &Query, image: &[ImageVolume]) -> Result<Vec<Volu
     Ok(volumes)
 }
 
-/// Refuses options that a type of volume lacks, or outside their limits.
+/// Refuses options that a volume type lacks, and values out of range.
 fn check_performance<'a>(get: &impl Fn(&str) -> &'a str) -> Result<(), ApiError> {
     let is_within = |option: &str, limits: &RangeInclusive<u32>| {
         let given = get(&format!("Ebs.{option}"));

@@ -7,7 +7,7 @@ use kiyot_testcloud::{
 };
 use kiyot_testkit::{LIMIT, wait_until};
 
-/// Calls RunInstances in the first subnet, with parameters beside the needed.
+/// Calls RunInstances in the first subnet, with additional parameters.
 pub(crate) async fn run(cloud: &Cloud, more: &[(&str, &str)]) -> Result<Reply, String> {
     let setup = cloud.setup();
     let needed = [
@@ -39,7 +39,7 @@ async fn describe(cloud: &Cloud, id: &str) -> Reply {
     cloud.call("DescribeInstances", &[("InstanceId.1", id)]).await.unwrap()
 }
 
-/// Returns the state that the API shows, or the error's code.
+/// Returns the state that the API shows, or the code of the error.
 pub(crate) async fn state(cloud: &Cloud, id: &str) -> String {
     let reply = describe(cloud, id).await;
     reply.error().unwrap_or_else(|| reply.root().all("instanceState")[0].at("name").to_owned())
@@ -252,7 +252,7 @@ async fn terminate_with_an_unknown_id_ends_no_instance() {
 async fn empty_bucket_refuses_its_action_alone() {
     let cloud = Cloud::start().await;
     cloud.faults().set_throttled(true);
-    // The bucket is before the permissions: a denied call takes a token, and moto is not asked.
+    // The bucket precedes the permissions: a denied call takes a token, and moto gets no call.
     cloud.faults().set_denied("RunInstances", true);
     let refused = wait_until("a launch is refused", LIMIT, async || {
         let replies = tokio::join!(run(&cloud, &[]), run(&cloud, &[]), run(&cloud, &[]));
@@ -405,7 +405,7 @@ async fn types_that_image_or_account_refuse_are_named_and_others_are_launched() 
 }
 
 #[tokio::test]
-async fn volumes_are_those_of_image_and_launch_and_some_outlive_their_instance() {
+async fn volumes_of_image_and_launch_exist_and_may_outlive_their_instance() {
     let cloud = Cloud::start().await;
     let volume = |device: &str, gib, ends_with_instance| ImageVolume {
         device: device.to_owned(),

@@ -1,11 +1,11 @@
-//! Faults that last until they end: held calls, lists that are not current, interruptions.
+//! Faults that last until a test ends them: held calls, stale or partial lists, interruptions.
 
 use kiyot_testcloud::{Cloud, Hold, Lists, Outcome, State};
 use kiyot_testkit::{LIMIT, wait_until};
 
 use crate::api::{error, id_of, launch, run, state, terminate};
 
-/// The launches with a token are the same.
+/// Client token that makes launches equal.
 const TOKEN: [(&str, &str); 1] = [("ClientToken", "a")];
 
 async fn wait_for_outcomes(cloud: &Cloud, wanted: &[Outcome]) {
@@ -58,7 +58,7 @@ async fn held_effect_comes_when_the_hold_ends_after_its_caller_has_failed() {
 }
 
 #[tokio::test]
-async fn stale_list_shows_the_instances_of_the_time_at_which_it_began() {
+async fn stale_list_shows_the_instances_as_of_its_begin() {
     let cloud = Cloud::start().await;
     let old = launch(&cloud).await;
     cloud.faults().set_lists(Some(Lists::Stale));

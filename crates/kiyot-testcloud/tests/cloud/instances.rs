@@ -1,4 +1,4 @@
-//! Instances made from namespaces: boot, metadata, network, ends.
+//! Instances as namespaces: boot, metadata, network, ends.
 
 use std::{net::TcpListener, thread};
 
@@ -6,7 +6,7 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use kiyot_testcloud::{Cloud, State};
 use kiyot_testkit::{LIMIT, Leftovers, wait_until};
 
-/// Launches an instance with a script as user-data, in the subnet of this number.
+/// Launches an instance with a script as user-data, in the subnet with this number.
 async fn launch(cloud: &Cloud, subnet: usize, behaviour: &str, script: &str) -> String {
     let setup = cloud.setup();
     let user_data = STANDARD.encode(format!("#!/bin/sh\n{script}\n"));
@@ -48,7 +48,7 @@ async fn change(cloud: &Cloud, action: &str, id: &str) {
     assert_eq!(reply.status, 200, "{}", reply.body);
 }
 
-/// Lists processes, mounts, links and cgroups with a word of these, or with an instance's id.
+/// Lists processes, mounts, links and cgroups that contain one of these words or an instance's id.
 fn leftovers(instance: &str, words: &[&str]) -> Leftovers {
     let link = &instance[2..14];
     let words: Vec<_> =
@@ -75,7 +75,7 @@ async fn user_data_runs_once_and_its_console_is_shown() {
 }
 
 #[tokio::test]
-async fn metadata_needs_a_token_and_tells_the_instance() {
+async fn metadata_needs_a_token_and_identifies_the_instance() {
     let cloud = Cloud::start_with_instances().await;
     let script = r#"
         base=http://169.254.169.254/latest
