@@ -1,11 +1,11 @@
 //! Calls a CRI socket as a kubelet of this machine does, for tests that drive a whole node:
 //! `podctl run cell|node NAME ATTEMPT SCRIPT`, `list`, `exec CONTAINER SCRIPT`, `stats CONTAINER`,
-//! `logs NAME` and `remove SANDBOX`. What it finds goes to standard output, as JSON but for `exec`
-//! and `logs`.
+//! `logs NAME` and `remove SANDBOX`. Prints results to standard output: `exec` and `logs` as text,
+//! all others as JSON.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "what fails ends the program with a text that says why"
+    reason = "a failure ends the program with its reason"
 )]
 
 use std::{
@@ -21,9 +21,9 @@ use kiyot_testkit::{
 };
 use serde_json::json;
 
-/// The socket that kiyot's own configuration names.
+/// The socket in kiyot's own configuration.
 const SOCKET: &str = "/run/kiyot/kiyot.sock";
-/// The memory limit of each container, in bytes: above all that a shell needs.
+/// The memory limit of each container, in bytes: more than a shell needs.
 const MEMORY: i64 = 64 << 20;
 
 #[tokio::main]
@@ -47,7 +47,7 @@ async fn main() {
             remove_remains(&mut kubelet, &pod, place == "node").await;
             let running = Box::pin(kubelet.run_pod(&pod)).await.expect("the pod runs");
             let status =
-                kubelet.sandbox_status(&running.sandbox).await.expect("its sandbox is there");
+                kubelet.sandbox_status(&running.sandbox).await.expect("its sandbox has a status");
             println!(
                 "{}",
                 json!({
@@ -60,9 +60,10 @@ async fn main() {
         }
         ["list"] => list(&mut kubelet).await,
         ["exec", container, script] => {
-            let told = kubelet.exec_sync(container, &["sh", "-c", script]).await.expect("it runs");
-            print!("{}{}", told.stdout, told.stderr);
-            exit(told.code);
+            let output =
+                kubelet.exec_sync(container, &["sh", "-c", script]).await.expect("it runs");
+            print!("{}{}", output.stdout, output.stderr);
+            exit(output.code);
         }
         ["stats", container] => {
             let request = cri::ContainerStatsRequest { container_id: container.to_owned() };
@@ -80,7 +81,7 @@ async fn main() {
         }
         ["logs", name] => {
             let logs = kubelet.log_directory(&pod(name, "")).join("main");
-            print!("{}", fs::read_to_string(logs.join("0.log")).expect("there is a log"));
+            print!("{}", fs::read_to_string(logs.join("0.log")).expect("the log can be read"));
         }
         ["remove", sandbox] => {
             let pod_sandbox_id = sandbox.to_owned();
@@ -93,7 +94,7 @@ async fn main() {
     }
 }
 
-/// A pod whose uid is made of its name, so that a later call knows it again.
+/// A pod whose uid is made of its name, so that a later call finds the pod again.
 fn pod(name: &str, script: &str) -> Pod {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
@@ -104,8 +105,8 @@ fn pod(name: &str, script: &str) -> Pod {
     pod
 }
 
-/// Removes what an earlier call has left that timed out on a busy machine: its names are taken. The
-/// sandbox in a cell stays, for a repeated call returns it.
+/// Removes what an earlier call left after it timed out on a busy machine, because its names are in
+/// use. The sandbox of a cell stays: a repeated call returns it.
 async fn remove_remains(kubelet: &mut Kubelet, pod: &Pod, is_on_node: bool) {
     let sandboxes = kubelet.sandboxes().await.expect("sandboxes are listed");
     let is_of_pod = |listed: &cri::PodSandbox| {

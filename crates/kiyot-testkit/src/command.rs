@@ -1,4 +1,4 @@
-//! Runs programs to their end.
+//! Runs of programs.
 
 use std::{
     io::Read,
@@ -11,14 +11,15 @@ use crate::allowed;
 /// PATH of the programs that tests run; a user's own PATH may lack the sbin directories.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Kills a program that runs for too long. A path, because programs that are looked up in another
-/// PATH are started by fork(2), which copies the page tables of the tests.
+/// The program that kills others after a time. An absolute path, because fork(2) starts programs
+/// that are looked up in another PATH, and copies the page tables of the tests.
 const TIMEOUT: &str = "/usr/bin/timeout";
 
 /// Time after which timeout(1) kills a program.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Runs a program and returns its standard output, or a text with its exit status and errors.
+/// Runs a program. Returns its standard output, or an error with its exit status and standard
+/// error.
 pub fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(TIMEOUT)
         .args(["--signal=KILL", &allowed(PROGRAM_TIMEOUT).as_secs().to_string(), program])
@@ -40,13 +41,13 @@ pub fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
 /// Runs a program that must succeed, and returns its standard output.
 ///
 /// # Panics
-/// If the program fails, with its errors.
+/// If the program fails; the message has its standard error.
 pub fn run(program: &str, arguments: &[&str]) -> String {
     output(program, arguments).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Returns the end of a log file for a failed test's output, without containerd's lines at each
-/// start.
+/// Returns the end of a log file for a failed test's output, without the lines that containerd logs
+/// at each start.
 pub fn tail(path: &std::path::Path) -> String {
     const MAX_TAIL_BYTES: usize = 32 * 1024;
     let mut text = Vec::new();

@@ -1,5 +1,5 @@
-//! A fake cell: a real link, and behind it an agent and a containerd that only record requests and
-//! return configured answers. Everything on the daemon's side of the link is real.
+//! A fake cell: a real link to an agent and a containerd that only record requests and return
+//! configured answers. Everything on the daemon's side of the link is real.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -25,7 +25,7 @@ use tokio::{
 use tokio_stream::wrappers::{IntervalStream, UnboundedReceiverStream};
 use tonic::{Status, body::Body};
 
-/// Id of the image that every fake cell has.
+/// Id of the image in each fake cell.
 pub const IMAGE: &str = "sha256:1111111111111111111111111111111111111111111111111111111111111111";
 /// Reference of [`IMAGE`] in a container's status.
 pub const REFERENCE: &str =
@@ -36,79 +36,78 @@ pub type Answer = Result<Vec<u8>, Status>;
 /// Options of a fake cell.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Prefix of its ids; the sandbox's id ends with `5a`, those of containers with `c0`, `c1`...
+    /// Prefix of ids; the sandbox's id ends with `5a`, the containers' ids with `c0`, `c1`...
     pub ids: String,
     /// Period of its heartbeats; `None` disables them.
     pub heartbeat: Option<Duration>,
 }
 
-/// A cell that records its requests. Clones are the same cell.
+/// A cell that records its requests. Clones refer to the same cell.
 #[derive(Debug, Clone)]
 pub struct FakeCell(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     state: Mutex<State>,
-    /// Wakes calls that wait until their method is answered.
+    /// Wakes calls that wait for an answer to their method.
     changed: Notify,
 }
 
-/// Recorded requests of a fake cell, and its configured behaviour. Calls are named by their
-/// methods.
+/// Recorded requests and configured behaviour of a fake cell. Names of calls are their methods.
 #[derive(Debug)]
 pub struct State {
     id: String,
     home: UplinkHandle,
     options: Options,
     watcher: Option<mpsc::UnboundedSender<cell::Event>>,
-    /// The snapshot of the next watch, from an older list; `None` for the current state.
+    /// The snapshot of the next watch, as if from an old list; `None` for the current state.
     pub old_snapshot: Option<cell::Snapshot>,
-    /// Set when the cell has crashed.
+    /// Set after a crash of the cell.
     pub crashed: bool,
-    /// The request that bound the cell.
+    /// The request that bound the cell to its pod.
     pub bound: Option<cell::BindRequest>,
-    /// The request that made its sandbox.
+    /// The request that created the cell's sandbox.
     pub sandbox: Option<cri::RunPodSandboxRequest>,
-    /// Requests of all containers that were ever created.
+    /// Requests of all containers that were created.
     pub created: Vec<cri::CreateContainerRequest>,
     /// The last update of a container's resources.
     pub updated: Option<cri::UpdateContainerResourcesRequest>,
-    /// Present containers by id.
+    /// Existing containers by id.
     pub containers: BTreeMap<String, cri::ContainerStatus>,
     /// Contents of logs by their path beneath the pod's directory.
     logs: HashMap<String, Vec<u8>>,
     /// The container id in the last request of a call.
     pub container_ids: HashMap<&'static str, String>,
-    /// Calls whose next response is lost after they took effect.
+    /// Calls that take effect once and lose the response.
     pub lost_responses: Vec<&'static str>,
-    /// Calls whose response never ends.
+    /// Calls whose response does not end.
     pub endless_responses: Vec<&'static str>,
     /// Calls that got an endless response.
     pub endless_calls: BTreeSet<String>,
-    /// Fixed responses of unary calls.
+    /// Fixed responses of unary calls, by method.
     pub fixed_responses: HashMap<&'static str, Answer>,
-    /// Fixed messages of responses, any number of them.
+    /// Fixed messages of responses, any number for each method.
     pub fixed_messages: HashMap<&'static str, Vec<Vec<u8>>>,
-    /// Calls that wait for as long as they are listed.
+    /// Calls that wait while they are listed here.
     pub unanswered: Vec<&'static str>,
     /// Calls that have waited.
     pub waiting_calls: BTreeSet<String>,
-    /// Processor time of each container, in nanoseconds; `None` for no statistics.
+    /// Processor time of each container, in nanoseconds; `None`: no statistics.
     pub cpu_nanos: Option<u64>,
     /// The last metrics subscription, in seconds. The fake cell never lets it expire.
     pub subscription_secs: Option<u32>,
-    /// Metrics to report; `None` for generated samples.
+    /// Metrics to report; `None`: generated samples.
     pub metrics: Option<cell::Metrics>,
-    /// Handlers in Status; `None` for no Status.
+    /// Handlers in Status; `None`: no Status.
     pub handlers: Option<Vec<cri::RuntimeHandler>>,
     /// Fixed time of the cell's clock, in nanoseconds since 1970; `None` for the machine's clock.
     pub clock: Option<i64>,
-    /// The user of its images.
+    /// The user in its images.
     pub user: String,
 }
 
 impl FakeCell {
-    /// Creates the cell with this id, whose agent is connected by `home`.
+    /// Creates the cell with this id. `home` connects its agent.
     pub fn new(id: &str, home: UplinkHandle, options: Options) -> Self {
         let state = State {
             id: id.to_owned(),
@@ -153,7 +152,7 @@ impl FakeCell {
         loop {
             let changed = self.0.changed.notified();
             {
-                // Not by `with`, which would wake the other waiting calls.
+                // `with` would wake the other waiting calls.
                 let mut state = self.0.state.lock().unwrap();
                 if !state.unanswered.contains(&method) {
                     return;
@@ -180,7 +179,7 @@ impl FakeCell {
         self.with(|state| state.exit(container, code));
     }
 
-    /// Returns the service that answers the calls of a connection.
+    /// Returns the service that answers the calls on a connection.
     pub fn service(
         &self,
         info: ConnectionInfo,
@@ -207,7 +206,7 @@ impl FakeCell {
                     .map(|body| body.to_bytes())
                     .unwrap_or_default();
                 own.until_answered(method).await;
-                // Messages after the first are not recorded.
+                // Only the first message is recorded.
                 Ok(own.answer(&info, method, first_message(&body)))
             }
         })
@@ -266,19 +265,19 @@ impl FakeCell {
 }
 
 impl State {
-    /// Sends an event to the daemon, if it watches.
+    /// Sends an event to the daemon if it watches.
     pub fn tell(&mut self, event: cell::event::Event) {
         if let Some(watcher) = &self.watcher {
             let _ = watcher.send(cell::Event { event: Some(event) });
         }
     }
 
-    /// Ends the event stream, so that the daemon opens another.
+    /// Ends the event stream, so that the daemon opens a new stream.
     pub fn end_watch(&mut self) {
         self.watcher = None;
     }
 
-    /// Begins an event stream: a snapshot, then the changes.
+    /// Begins an event stream: a snapshot, then changes.
     fn watch(&mut self) -> UnboundedReceiverStream<cell::Event> {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.watcher = Some(sender);
@@ -335,8 +334,8 @@ impl State {
         }
     }
 
-    /// Returns metrics while they are subscribed: [`Self::metrics`], or for each container as many
-    /// samples as containerd 2 has.
+    /// Returns metrics while they are subscribed: [`Self::metrics`], or as many samples for each
+    /// container as containerd 2 has.
     fn metrics(&self) -> Option<cell::Metrics> {
         self.subscription_secs?;
         if self.metrics.is_some() {
@@ -360,7 +359,7 @@ impl State {
         })
     }
 
-    /// Returns the time by the cell's clock, in nanoseconds.
+    /// Returns the time of the cell's clock, in nanoseconds.
     fn now(&self) -> i64 {
         self.clock.unwrap_or_else(|| {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
@@ -392,7 +391,8 @@ impl State {
         self.tell(cell::event::Event::Container(status));
     }
 
-    /// Handles a unary call: a fixed response, or the effect and maybe the loss of its response.
+    /// Handles a unary call: returns a fixed response, or applies the call and may lose its
+    /// response.
     fn unary(&mut self, info: &ConnectionInfo, method: &str, message: &[u8]) -> Answer {
         if let Some(fixed) = self.fixed_responses.get(method) {
             return fixed.clone();
@@ -502,7 +502,7 @@ impl State {
             }
             "StopContainer" => {
                 let id = cri::StopContainerRequest::decode(message).unwrap().container_id;
-                // containerd leaves a container that has exited as it is.
+                // As in containerd, a container that has exited stays unchanged.
                 let exited = cri::ContainerState::ContainerExited;
                 if self.container(&id)?.state() != exited {
                     self.exit(&id, 143);
@@ -590,7 +590,7 @@ fn first_message(body: &[u8]) -> &[u8] {
     &rest[..u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize]
 }
 
-/// Returns the head of a message of almost 4 GiB, and then its bytes without an end.
+/// Returns the head of a message of almost 4 GiB, then bytes without an end.
 fn endless() -> http::Response<Body> {
     let head = Bytes::from_static(&[0, 0xff, 0xff, 0xff, 0xff]);
     let frames = stream::iter([head]).chain(stream::repeat(Bytes::from_static(&[b'x'; 16 << 10])));
@@ -601,7 +601,7 @@ fn endless() -> http::Response<Body> {
         .unwrap()
 }
 
-/// Returns a gRPC response of these messages with the status OK.
+/// Returns a gRPC response with these messages and the status OK.
 fn streamed(messages: BoxStream<'static, Vec<u8>>) -> http::Response<Body> {
     let frames = messages.map(|message| {
         let mut frame = BytesMut::with_capacity(5 + message.len());

@@ -1,4 +1,4 @@
-//! Container images built from Debian's busybox-static, so that no registry is needed.
+//! Container images built from Debian's busybox-static, without a registry.
 
 use std::{fs, io::Write, path::Path};
 
@@ -8,13 +8,13 @@ use tar::{Builder, EntryType, Header};
 
 use crate::command;
 
-/// The image that pods run unless a test names another.
+/// The default image of pods.
 pub const BUSYBOX_IMAGE: &str = "kiyot.test/busybox:1";
 
 /// The pause image of every node.
 pub const PAUSE_IMAGE: &str = "kiyot.test/pause:1";
 
-/// The program of every image.
+/// The program of each image.
 const BUSYBOX: &str = "/bin/busybox";
 
 /// The media type of an image's manifest.
@@ -33,26 +33,26 @@ pub(crate) struct Blobs {
     pub(crate) manifest: Vec<u8>,
 }
 
-/// Description of an image. Every image has busybox, a hard link to it for each of its applets,
-/// /etc/passwd, /etc/group and /tmp.
+/// Description of an image. Each image has busybox, a hard link to it for each applet, /etc/passwd,
+/// /etc/group and /tmp.
 #[derive(Debug, Clone, Default)]
 pub struct ImageSpec {
     /// Additional files: path from the root, mode, contents.
     pub files: Vec<(String, u32, Vec<u8>)>,
-    /// Files of a second layer, so that the first is shared with other images. Without files there
-    /// is no second layer.
+    /// Files of a second layer, so that other images share the first layer. Without files the image
+    /// has no second layer.
     pub upper: Vec<(String, u32, Vec<u8>)>,
     /// The image's `Entrypoint`.
     pub entrypoint: Vec<String>,
     /// The image's `Cmd`.
     pub cmd: Vec<String>,
-    /// `user[:group]`; root if empty.
+    /// `user[:group]`; empty: root.
     pub user: String,
     /// Environment, `NAME=value`.
     pub env: Vec<String>,
-    /// Working directory; `/` if empty.
+    /// Working directory; empty: `/`.
     pub working_dir: String,
-    /// Stop signal; TERM if empty.
+    /// Stop signal; empty: TERM.
     pub stop_signal: String,
 }
 
@@ -62,7 +62,7 @@ impl ImageSpec {
         Self { cmd: vec!["sh".to_owned(), "-c".to_owned(), text.to_owned()], ..Self::default() }
     }
 
-    /// Describes the pause image, which sleeps until it is killed.
+    /// Describes the pause image: it sleeps until it is killed.
     pub fn pause() -> Self {
         Self {
             entrypoint: ["/bin/busybox", "sleep", "2147483647"].map(str::to_owned).to_vec(),
@@ -70,7 +70,7 @@ impl ImageSpec {
         }
     }
 
-    /// Builds the blobs. The same image has the same blobs every time.
+    /// Builds the blobs. They are the same in each build.
     pub(crate) fn blobs(&self) -> std::io::Result<Blobs> {
         let mut layers = vec![self.layer()?];
         if !self.upper.is_empty() {
@@ -133,7 +133,8 @@ impl ImageSpec {
             tar.append_data(&mut header, format!("{directory}/"), &[][..])?;
         }
         file(&mut tar, "bin/busybox", 0o755, &fs::read(BUSYBOX)?)?;
-        // Links, as in busybox's own image: inodes would cost more than the rest of an import.
+        // Hard links, as in busybox's own image: inodes would cost more than the rest of the
+        // import.
         for applet in
             command::run(BUSYBOX, &["--list"]).lines().filter(|applet| *applet != "busybox")
         {
@@ -188,7 +189,7 @@ pub(crate) fn sha256(blob: &[u8]) -> String {
     format!("sha256:{hex}")
 }
 
-/// Returns the architecture of this machine by its OCI name.
+/// Returns the OCI name of this machine's architecture.
 fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",

@@ -30,11 +30,11 @@ pub enum Provider {
 }
 
 impl Provider {
-    /// Returns the provider that the environment variable `PROVIDER` names: with `qemu`, tests that
-    /// are written for any cell run with virtual machines.
+    /// Returns the provider in the environment variable `PROVIDER`. With `qemu`, the tests that
+    /// suit any cell run with virtual machines.
     ///
     /// # Panics
-    /// If it names no provider.
+    /// If the variable names an unknown provider.
     pub fn of_environment() -> Self {
         match std::env::var("PROVIDER").as_deref() {
             Ok("qemu") => Self::Qemu,
@@ -52,7 +52,7 @@ impl Provider {
         }
     }
 
-    /// Returns the keys of its table that depend on the machine.
+    /// Returns the machine's keys in the provider's table.
     fn keys(self) -> String {
         match self {
             Self::Netns => format!("restrict_oom_score_adj = {}", Node::restricts_oom_score()),
@@ -61,7 +61,7 @@ impl Provider {
         }
     }
 
-    /// Returns true if its cells are in the node's CNI network.
+    /// Returns whether the provider's cells are in the node's CNI network.
     fn has_node_network(self) -> bool {
         self != Self::Ec2
     }
@@ -70,7 +70,7 @@ impl Provider {
 /// Returns the directory of the cell image.
 ///
 /// # Panics
-/// If it was not built.
+/// If the image was not built.
 pub fn cell_image() -> PathBuf {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/cell-image");
     let directory = directory.canonicalize().unwrap_or(directory);
@@ -87,44 +87,44 @@ pub fn cell_image() -> PathBuf {
 pub struct KiyotOptions {
     /// Path of the daemon. `kiyot-cell` must be beside it.
     pub binary: PathBuf,
-    /// Configures a milpa backend.
+    /// Adds a milpa backend to the configuration.
     pub cells: bool,
-    /// Key `listen` of `[metrics]`, by default off, because many daemons run at a time; `None`
+    /// Key `listen` of `[metrics]`, off by default because many daemons run at a time; `None`
     /// writes no section, for older builds.
     pub metrics: Option<&'static str>,
     /// Additional keys of `[server]`, TOML.
     pub server: String,
     /// Additional keys of `[backends.milpa]`, TOML.
     pub milpa: String,
-    /// Key `pause_image` of `[backends.milpa]`; `None` leaves it to the node's runtime.
+    /// Key `pause_image` of `[backends.milpa]`; `None`: the node's runtime has it.
     pub pause_image: Option<&'static str>,
     /// Provider of cells.
     pub provider: Provider,
     /// Additional keys of the provider's table, TOML.
     pub of_provider: String,
-    /// A provider that is preferred, with additional keys of its table.
+    /// The preferred provider of two, with additional keys of its table.
     pub preferred: Option<(Provider, String)>,
-    /// CRI socket of the backend `containerd`; `None` for that of the node's containerd.
+    /// CRI socket of the backend `containerd`; `None`: the node's containerd.
     pub containerd: Option<PathBuf>,
-    /// CNI network of cells: a directory with configuration in `net.d` and plugins in `bin`; `None`
-    /// for the node's.
+    /// CNI network of cells: a directory with configuration in `net.d` and plugins in `bin`;
+    /// `None`: the node's network.
     pub network: Option<PathBuf>,
     /// Additional sections, TOML.
     pub sections: String,
-    /// A configuration file to use unchanged, such as an example. The node's paths are set by
-    /// environment variables, and all options but `binary` and `log` are ignored.
+    /// A configuration file, such as an example, that is used unchanged. Environment variables set
+    /// the node's paths. All options except `binary` and `log` are ignored.
     pub file: Option<PathBuf>,
     /// Additional environment variables of the daemon.
     pub environment: Vec<(String, String)>,
     /// The log filter, as in `KIYOT_LOG`.
     pub log: String,
-    /// The name of its directory. Daemons of the same node have different names.
+    /// The name of the daemon's directory, unique among the daemons of a node.
     pub name: &'static str,
 }
 
 impl KiyotOptions {
-    /// Returns the defaults: cells of the provider `netns` for pods that opt in. A test or bench
-    /// has the path from `env!("CARGO_BIN_EXE_kiyot")`.
+    /// Returns the defaults: cells of the provider `netns` for pods that opt in. Tests and benches
+    /// get the path from `env!("CARGO_BIN_EXE_kiyot")`.
     pub fn new(binary: impl Into<PathBuf>) -> Self {
         Self {
             binary: binary.into(),
@@ -179,7 +179,7 @@ impl KiyotOptions {
             });
             let preferred: String = preferred.collect();
             let own = self.provider.name();
-            // Older builds know the first key alone.
+            // Older builds have only the key `provider`.
             let providers = match &self.preferred {
                 None => format!("provider = {own:?}"),
                 Some((first, _)) => format!("providers = [{:?}, {own:?}]", first.name()),
@@ -223,7 +223,7 @@ impl KiyotOptions {
     }
 }
 
-/// Environment variables that set the paths of a node in an example's configuration.
+/// Returns environment variables that set a node's paths in an example's configuration.
 fn node_variables(node: &Node, directory: &Path) -> Vec<(&'static str, String)> {
     let text = |path: &Path| format!("{:?}", path.display().to_string());
     vec![
@@ -242,8 +242,8 @@ fn node_variables(node: &Node, directory: &Path) -> Vec<(&'static str, String)> 
     ]
 }
 
-/// A running daemon. Dropping it kills the daemon and its cells; if the test panics, its log is
-/// printed.
+/// A running daemon. Dropping it kills the daemon and its cells, and prints its log if the test
+/// panics.
 #[derive(Debug)]
 pub struct Kiyot<'a> {
     node: &'a Node,
@@ -287,7 +287,7 @@ impl<'a> Kiyot<'a> {
         self.directory.join("state")
     }
 
-    /// Returns the configuration file; a test may change it before [`restart`](Self::restart).
+    /// Returns the configuration file. A test may change it before [`restart`](Self::restart).
     pub fn configuration(&self) -> PathBuf {
         self.directory.join("kiyot.toml")
     }
@@ -310,7 +310,7 @@ impl<'a> Kiyot<'a> {
         self.node.kubelet(&self.socket()).await.expect("the daemon takes connections")
     }
 
-    /// Lists the present cells by the names of their directories.
+    /// Lists the existing cells by the names of their directories.
     pub fn cells(&self) -> Vec<String> {
         let entries = fs::read_dir(self.state().join("cells")).into_iter().flatten().flatten();
         let cells: Vec<_> =
@@ -319,14 +319,14 @@ impl<'a> Kiyot<'a> {
         cells
     }
 
-    /// Kills the daemon with SIGKILL; its cells stay.
+    /// Kills the daemon with SIGKILL. Its cells stay.
     pub fn kill9(&mut self) {
         self.cells();
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }
 
-    /// Sends SIGTERM and waits until the daemon has ended.
+    /// Sends SIGTERM and waits for the daemon's exit.
     pub async fn stop(&mut self) -> ExitStatus {
         self.cells();
         if let Some(pid) = i32::try_from(self.daemon.id()).ok().and_then(Pid::from_raw) {
@@ -335,14 +335,14 @@ impl<'a> Kiyot<'a> {
         self.wait().await
     }
 
-    /// Waits until the daemon has exited.
+    /// Waits for the daemon's exit.
     pub async fn wait(&mut self) -> ExitStatus {
         wait_until("the daemon has ended", LIMIT, async || self.daemon.try_wait().ok().flatten())
             .await
     }
 
     /// Replaces a part of the configuration file, sends SIGHUP, and waits until the daemon has
-    /// logged the outcome of the reload.
+    /// logged the reload's outcome.
     ///
     /// # Panics
     /// If the file does not contain the part.
@@ -379,7 +379,8 @@ impl<'a> Kiyot<'a> {
         self.start_again().await;
     }
 
-    /// Waits until the daemon answers Version, and its admin socket is open or logged as failed.
+    /// Waits until the daemon answers Version and its admin socket is open, or until it has logged
+    /// that the socket failed.
     async fn wait_until_ready(&mut self) {
         let (node, socket, log) = (self.node, self.socket(), self.directory.join("kiyot.log"));
         wait_until("the daemon answers Version", LIMIT, async || {
@@ -416,7 +417,7 @@ impl Drop for Kiyot<'_> {
             }
         }
         self.kill9();
-        // Cells outlive the daemon by design. The node removes their other resources.
+        // Cells outlive the daemon by design. The node removes the other resources of cells.
         sweep::processes_of(&[self.directory.display().to_string()]);
     }
 }

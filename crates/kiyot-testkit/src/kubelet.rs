@@ -59,10 +59,10 @@ pub struct Directories {
     pub driver: CgroupDriver,
 }
 
-/// A kubelet's connection to CRI.
+/// A kubelet's connection to a CRI socket.
 #[derive(Debug, Clone)]
 pub struct Kubelet {
-    /// Client of the runtime service, for calls that have no helper here.
+    /// Client of the runtime service, for calls without a method of this type.
     pub runtime: RuntimeServiceClient<Channel>,
     /// Client of the image service.
     pub image: ImageServiceClient<Channel>,
@@ -88,7 +88,7 @@ impl RunningPod {
     /// Returns a container by name.
     ///
     /// # Panics
-    /// If the pod has no container of this name.
+    /// If the pod has no container with this name.
     pub fn container(&self, name: &str) -> &RunningContainer {
         self.containers
             .get(name)
@@ -116,7 +116,7 @@ impl Kubelet {
         directories: Directories,
     ) -> Result<Self, tonic::transport::Error> {
         let socket = socket.to_owned();
-        // grpc-go sends this authority for a unix socket.
+        // grpc-go sends this authority over a unix socket.
         let connector = service_fn(move |_: Uri| {
             let socket = socket.clone();
             async move { UnixStream::connect(socket).await.map(TokioIo::new) }
@@ -132,13 +132,13 @@ impl Kubelet {
         Ok(Self { runtime, image, directories, restarts: Arc::default() })
     }
 
-    /// Restarts the kubelet: each pod gets another `kubernetes.io/config.seen`, the time at which
-    /// this run of the kubelet saw it first. Nothing else that a kubelet sends changes.
+    /// Restarts the kubelet: each pod gets a new `kubernetes.io/config.seen`, the time at which
+    /// this run of the kubelet first saw the pod. The kubelet sends everything else unchanged.
     pub fn restart(&self) {
         self.restarts.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns the kubelet's directory of a pod.
+    /// Returns the kubelet's directory for a pod.
     pub fn pod_directory(&self, uid: &str) -> PathBuf {
         self.directories.root.join("pods").join(uid)
     }
@@ -168,12 +168,13 @@ impl Kubelet {
         config
     }
 
-    /// Runs a pod: volumes, sandbox, images, and its containers in turn.
+    /// Runs a pod: creates its volumes and sandbox, pulls its images, and starts its containers in
+    /// turn.
     pub async fn run_pod(&mut self, pod: &Pod) -> Result<RunningPod, Status> {
         let config = self.prepare(pod);
         let sandbox = self.run_sandbox(&config, &pod.runtime_handler).await?;
         let mut running = self.running(pod, config, sandbox);
-        // As the kubelet does, to learn the pod's addresses.
+        // The kubelet makes this call to learn the pod's addresses.
         self.sandbox_status(&running.sandbox).await?;
         for container in &pod.containers {
             let created = self.create_container(&running, container, 0).await?;
@@ -183,7 +184,7 @@ impl Kubelet {
         Ok(running)
     }
 
-    /// Returns a pod without containers, whose sandbox was run without [`run_pod`](Self::run_pod).
+    /// Returns a pod without containers. Its sandbox was run without [`run_pod`](Self::run_pod).
     pub fn running(&self, pod: &Pod, config: cri::PodSandboxConfig, sandbox: String) -> RunningPod {
         RunningPod { spec: pod.clone(), sandbox, config, containers: BTreeMap::new() }
     }
@@ -238,7 +239,7 @@ impl Kubelet {
     /// Updates a ConfigMap, Secret or projected volume, as the kubelet's AtomicWriter does.
     ///
     /// # Panics
-    /// If the pod has no volume of this name.
+    /// If the pod has no volume with this name.
     pub fn update_volume(&self, pod: &Pod, name: &str, files: &BTreeMap<String, Vec<u8>>) {
         let volume = pod
             .volumes
@@ -258,7 +259,7 @@ impl Kubelet {
         self.directories.logs.join(format!("{}_{}_{}", pod.namespace, pod.name, pod.uid))
     }
 
-    /// Returns the complete lines of a container's log; empty while the file does not exist.
+    /// Returns the complete lines of a container's log, or no lines if the file does not exist.
     pub fn log_lines(&self, container: &RunningContainer) -> Vec<LogLine> {
         LogLine::parse_all(&fs::read(&container.log).unwrap_or_default())
     }

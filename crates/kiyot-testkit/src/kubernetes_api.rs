@@ -1,8 +1,8 @@
-//! A played API server of Kubernetes: objects with versions, server-side apply with owners of
-//! fields, objects that are removed with their owners, lists in parts, watches that expire, and
-//! faults. Over HTTP on the loopback.
+//! A simulated Kubernetes API server with object versions, server-side apply with field owners,
+//! garbage collection by owner references, lists in parts, watches that expire, and faults. It
+//! serves HTTP on the loopback.
 //!
-//! Written from the documentation of the API, not from kiyot's client.
+//! The server follows the API's documentation, not kiyot's client.
 
 use std::{
     collections::BTreeMap,
@@ -35,20 +35,20 @@ pub use table::table;
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// A fault that requests meet.
+/// A fault of requests.
 #[derive(Debug, Clone)]
 pub enum ApiFault {
     /// A watch ends at once, without a change.
     Ended,
-    /// The response that the request has without a fault, so that a later request meets one.
+    /// No fault: the normal response, so that a later request has the fault.
     Passed,
-    /// The status, with this header `Retry-After`.
+    /// This status, with this header `Retry-After`.
     Status(u16, Option<u32>),
     /// A denial, as RBAC writes it.
     Denied,
     /// The client is unknown: its token has expired.
     Unknown,
-    /// Nothing is answered for this time.
+    /// No response for this time.
     Slow(Duration),
     /// The connection is closed without a response.
     Closed,
@@ -56,24 +56,24 @@ pub enum ApiFault {
     Cut,
 }
 
-/// A fault with the requests that it meets.
+/// A fault and the requests that have it.
 struct Rule {
     verb: Option<Verb>,
     resource: String,
-    /// Namespace; "" for any.
+    /// Namespace; "": any.
     namespace: String,
     times: usize,
     fault: ApiFault,
 }
 
-/// A request that was received.
+/// A received request.
 #[derive(Debug, Clone)]
 pub struct Recorded {
     /// The request.
     pub request: ApiRequest,
-    /// Its time.
+    /// The time of its arrival.
     pub at: Instant,
-    /// The status of its response; 0 without a response.
+    /// The status of the response; 0: no response.
     pub status: u16,
 }
 
@@ -81,12 +81,12 @@ pub struct Recorded {
 struct State {
     objects: Objects,
     rules: Vec<Rule>,
-    /// The only token that is accepted; `None` for any.
+    /// The only accepted token; `None`: any token.
     token: Option<String>,
     recorded: Vec<Recorded>,
 }
 
-/// A running API server. Dropping it stops it.
+/// A running API server. Dropping it stops the server.
 pub struct ApiServer {
     shared: Arc<Shared>,
     at: SocketAddr,
@@ -97,7 +97,7 @@ pub struct ApiServer {
 
 struct Shared {
     state: Mutex<State>,
-    /// Incremented by each change, for watches.
+    /// Incremented at each change, for watches.
     changed: watch::Sender<u64>,
 }
 
@@ -108,12 +108,12 @@ impl std::fmt::Debug for ApiServer {
 }
 
 impl ApiServer {
-    /// Starts an API server that has these CustomResourceDefinitions.
+    /// Starts an API server with these CustomResourceDefinitions.
     pub async fn start(definitions: &[Value]) -> Self {
         Self::start_with(definitions, None).await
     }
 
-    /// Starts an API server over TLS, with a certificate of an authority of its own.
+    /// Starts an API server over TLS, with a certificate of its own authority.
     pub async fn start_tls(definitions: &[Value]) -> Self {
         Self::start_with(definitions, Some(tls::Authority::new())).await
     }
@@ -140,7 +140,7 @@ impl ApiServer {
         self.state().objects.define(definition);
     }
 
-    /// Returns the path of a kubeconfig that leads to the server.
+    /// Returns the path of a kubeconfig for the server.
     pub fn kubeconfig(&self) -> PathBuf {
         self.directory.path().join("kubeconfig")
     }
@@ -198,7 +198,7 @@ impl ApiServer {
         self.tasks = Some(tasks);
     }
 
-    /// Stops the server: its connections break, and new ones are refused. Objects are kept.
+    /// Stops the server: breaks its connections and refuses new ones. Keeps the objects.
     pub async fn stop(&mut self) {
         if let Some(mut tasks) = self.tasks.take() {
             tasks.shutdown().await;
@@ -212,25 +212,26 @@ impl ApiServer {
         self.serve(listener);
     }
 
-    /// Has the next requests of a verb and resource meet a fault; `None` and "" are any.
+    /// Sets a fault of the next `times` requests of a verb and resource; `None` and "" mean any.
     pub fn fail(&self, verb: Option<Verb>, resource: &str, times: usize, fault: ApiFault) {
         let (resource, namespace) = (resource.to_owned(), String::new());
         self.state().rules.push(Rule { verb, resource, namespace, times, fault });
     }
 
-    /// Has all requests of a resource in a namespace meet a fault.
+    /// Sets a fault of all requests of a resource in a namespace.
     pub fn fail_in(&self, namespace: &str, resource: &str, fault: ApiFault) {
         let (resource, namespace) = (resource.to_owned(), namespace.to_owned());
         let (verb, times) = (None, usize::MAX);
         self.state().rules.push(Rule { verb, resource, namespace, times, fault });
     }
 
-    /// Has the server accept this bearer token alone.
+    /// Makes the server accept only this bearer token.
     pub fn accept_only(&self, token: &str) {
         self.state().token = Some(token.to_owned());
     }
 
-    /// Returns the service account of a pod whose daemon calls the server, which has TLS.
+    /// Returns the service account of a pod whose daemon calls the server. The server must have
+    /// TLS.
     pub fn service_account(&self) -> ServiceAccount {
         let tls = self.tls.as_ref().expect("the server has TLS");
         ServiceAccount::new(self.at, tls.certificate.clone())
@@ -241,12 +242,12 @@ impl ApiServer {
         self.state().rules.clear();
     }
 
-    /// Returns all requests that were received.
+    /// Returns all received requests.
     pub fn recorded(&self) -> Vec<Recorded> {
         self.state().recorded.clone()
     }
 
-    /// Returns the objects of a resource by "namespace/name", or by the name.
+    /// Returns the objects of a resource by "namespace/name", or by the name without a namespace.
     pub fn objects(&self, resource: &str) -> BTreeMap<String, Value> {
         self.state().objects.all(resource)
     }
@@ -258,14 +259,14 @@ impl ApiServer {
         self.shared.changed.send_modify(|version| *version += 1);
     }
 
-    /// Deletes an object, as another client would, with those that it owns.
+    /// Deletes an object and the objects that it owns, as another client would.
     pub fn delete(&self, resource: &str, key: &str) {
         self.state().objects.remove(resource, key);
         self.state().objects.collect();
         self.shared.changed.send_modify(|version| *version += 1);
     }
 
-    /// Forgets all changes until now, as etcd does by compaction: older positions have expired.
+    /// Drops all changes until now, as etcd does by compaction: older positions have expired.
     pub fn compact(&self) {
         self.state().objects.compact();
         self.shared.changed.send_modify(|version| *version += 1);
@@ -339,7 +340,7 @@ async fn answer(
     Ok(response)
 }
 
-/// Returns true if the server accepts the token of a request.
+/// Returns whether the server accepts the token of a request.
 fn is_known(shared: &Shared, head: &http::request::Parts) -> bool {
     let state = shared.state();
     let given = head.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
@@ -373,7 +374,7 @@ fn respond(
     }
 }
 
-/// Streams the changes since a position, until it expires.
+/// Streams the changes since a position, until the watch expires.
 fn watch(shared: &Arc<Shared>, request: &ApiRequest) -> Response<Body> {
     let position = request.query("resourceVersion").parse().unwrap_or(0);
     if shared.state().objects.is_expired(position) {
@@ -406,10 +407,10 @@ fn watch(shared: &Arc<Shared>, request: &ApiRequest) -> Response<Body> {
     response
 }
 
-/// Returns a response whose body breaks once its head was sent.
+/// Returns a response whose body breaks after its head was sent.
 fn cut() -> Response<Body> {
     let broken = futures::stream::once(async {
-        // The head is written while the body has nothing.
+        // The head is written while the body has no data.
         tokio::task::yield_now().await;
         Err::<Frame<Bytes>, _>(std::io::Error::other("cut by a fault"))
     });

@@ -6,13 +6,13 @@ use kiyot_linux::mountinfo;
 
 use crate::command::output;
 
-/// Processes, links, named network namespaces, mounts, firewall rules, cgroups and the
-/// forwarding sysctl of this host, a line for each.
+/// Processes, links, named network namespaces, mounts, firewall rules, cgroups and the forwarding
+/// sysctl of this host, each in a line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leftovers(BTreeSet<String>);
 
 impl Leftovers {
-    /// Lists the present resources.
+    /// Lists the resources that exist now.
     pub fn of_host() -> Self {
         let mut all = BTreeSet::new();
         all.extend(processes().into_iter().map(|(pid, what)| format!("process {pid}: {what}")));
@@ -31,7 +31,7 @@ impl Leftovers {
         Self(all)
     }
 
-    /// Keeps the lines that contain a word of these.
+    /// Keeps the lines that contain any of these words.
     pub fn about(&self, words: &[String]) -> Self {
         Self(
             self.0
@@ -42,7 +42,7 @@ impl Leftovers {
         )
     }
 
-    /// Removes the ids of processes, so that a restarted process compares equal.
+    /// Removes process ids, so that a restarted process compares equal.
     pub fn without_pids(&self) -> Self {
         let without = |line: &String| match line.strip_prefix("process ") {
             Some(rest) => format!("process{}", rest.split_once(':').map_or("", |(_, what)| what)),
@@ -56,7 +56,7 @@ impl Leftovers {
         self.0.iter().map(String::as_str)
     }
 
-    /// Returns true if there is no line.
+    /// Returns whether there are no lines.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -68,10 +68,10 @@ impl fmt::Display for Leftovers {
     }
 }
 
-/// Index of the number of threads in `stat`, counted behind the name (proc_pid_stat(5)).
+/// Index of the number of threads in `stat`, counted after the name (proc_pid_stat(5)).
 const THREADS: usize = 17;
 
-/// Lists all living processes but this: id, and command line with cgroups.
+/// Lists all living processes except this process: id, and command line with cgroups.
 pub(crate) fn processes() -> Vec<(i32, String)> {
     let own = i32::try_from(std::process::id()).unwrap_or(0);
     let pids = names(Path::new("/proc"))
@@ -84,8 +84,8 @@ pub(crate) fn processes() -> Vec<(i32, String)> {
                 .ok()
                 .map(|bytes| String::from_utf8_lossy(&bytes).replace(['\0', '\n'], " "))
         };
-        // The state is the first word behind the name, which is in brackets. A zombie that is the
-        // last thread of its process has ended, and waits for its parent only.
+        // The state is the first word after the name, which is in brackets. A zombie that is the
+        // last thread of its process has ended, and only waits for its parent.
         let stat = read("stat")?;
         let stat: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
         (*stat.first()? != "Z" || stat.get(THREADS)?.parse().is_ok_and(|threads: u32| threads > 1))
@@ -109,7 +109,7 @@ pub(crate) fn cgroups() -> Vec<String> {
     directories_below(Path::new(CGROUPS))
 }
 
-/// Lists the directories below one, parents first.
+/// Lists the directories below a directory, parents first.
 pub(crate) fn directories_below(directory: &Path) -> Vec<String> {
     fn walk(directory: &Path, found: &mut Vec<String>) {
         for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -125,7 +125,7 @@ pub(crate) fn directories_below(directory: &Path) -> Vec<String> {
     found
 }
 
-/// Lists the links of this network namespace; /sys may show those of another.
+/// Lists the links of this network namespace. /sys may show the links of another namespace.
 pub(crate) fn links() -> Vec<String> {
     let text = fs::read_to_string("/proc/self/net/dev").unwrap_or_default();
     text.lines()
@@ -134,7 +134,7 @@ pub(crate) fn links() -> Vec<String> {
         .collect()
 }
 
-/// Lists chains and rules of the firewall, without their counters.
+/// Lists the firewall's chains and rules, without their counters.
 fn rules() -> Vec<String> {
     let tables = ["nat", "filter"]
         .map(|table| (table, output("iptables-save", &["-t", table]).unwrap_or_default()));
@@ -146,7 +146,7 @@ fn rules() -> Vec<String> {
         .collect()
 }
 
-/// Says if a line is a built-in chain, which exists as soon as the table is listed.
+/// Returns whether a line is a built-in chain: listing a table creates its built-in chains.
 fn is_built_in(line: &str) -> bool {
     [":PREROUTING ", ":INPUT ", ":OUTPUT ", ":POSTROUTING ", ":FORWARD "]
         .iter()

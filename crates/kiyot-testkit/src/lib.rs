@@ -1,4 +1,4 @@
-//! Shared parts of tests, benches and the demo: a private containerd, images built in place, a CRI
+//! Code that tests, benches and the demo share: a private containerd, locally built images, a CRI
 //! client that calls as a kubelet does, and the daemon as a process. The kit does not depend on the
 //! root package, so that the daemon is never tested with its own code.
 #![allow(

@@ -1,4 +1,4 @@
-//! Captures the log of a thread.
+//! Capture of a thread's log.
 
 use std::{
     io,
@@ -7,15 +7,15 @@ use std::{
 
 use tracing::{Dispatch, Level, level_filters::LevelFilter, subscriber::DefaultGuard};
 
-/// A second subscriber. While there is a single one, `tracing` switches a line off for all threads
-/// if the thread that meets it first has no log.
+/// A second subscriber. With a single subscriber, `tracing` disables a line for all threads if the
+/// first thread that reaches the line has no log.
 static SECOND: LazyLock<Dispatch> = LazyLock::new(|| {
     let silent = tracing_subscriber::fmt().with_max_level(LevelFilter::OFF);
     Dispatch::new(silent.with_writer(io::sink).finish())
 });
 
-/// The log of the thread that created it, level "info" and above, until it is dropped. All tasks of
-/// a current-thread runtime log there.
+/// The log of the creating thread, level "info" and above, until it is dropped. All tasks of a
+/// current-thread runtime write to it.
 #[derive(Debug)]
 pub struct CapturedLog {
     text: Text,
@@ -37,7 +37,7 @@ impl io::Write for Text {
 }
 
 impl CapturedLog {
-    /// Begins to capture.
+    /// Starts the capture.
     pub fn start() -> Self {
         LazyLock::force(&SECOND);
         let text = Text::default();

@@ -27,17 +27,17 @@ mod images;
 
 pub use crate::image::{BUSYBOX_IMAGE, PAUSE_IMAGE};
 
-/// The directory of programs for containerd, in that of the node.
+/// The directory of programs for containerd, in the node's directory.
 const PROGRAMS: &str = "programs";
 
-/// Containerd's root directory, in that of the node.
+/// Containerd's root directory, in the node's directory.
 const ROOT: &str = "root";
 
 /// Number of the next node's network in this process.
 static NETWORKS: AtomicU8 = AtomicU8::new(0);
 
-/// A running containerd of a test. Its processes, mounts, links, rules, cgroups and directories
-/// contain its [`name`](Self::name), and dropping it removes them, after a panic too.
+/// A running containerd of a test. The names of its processes, mounts, links, rules, cgroups and
+/// directories contain its [`name`](Self::name). Dropping it removes them, even after a panic.
 #[derive(Debug)]
 pub struct Node {
     containerd: Mutex<Child>,
@@ -46,7 +46,7 @@ pub struct Node {
     _watchdog: Option<Watchdog>,
 }
 
-/// Resources to clean up: all with a word of `words` in their names, and the directory.
+/// Resources to clean up: the directory, and all resources whose names contain one of `words`.
 #[derive(Debug, Clone)]
 struct Cleanup {
     directory: PathBuf,
@@ -68,13 +68,13 @@ impl Node {
     /// answers.
     ///
     /// # Panics
-    /// Without root and own namespaces: a test that needs them fails, and is never skipped.
+    /// Without root and its own namespaces: a test fails without them, and is never skipped.
     pub async fn start() -> Self {
         Self::start_with(true, false).await
     }
 
-    /// Starts a node whose containerd discards the layers of an image that it has pulled and
-    /// unpacked (`discard_unpacked_layers`).
+    /// Starts a node whose containerd discards the layers of an image after it has pulled and
+    /// unpacked the image (`discard_unpacked_layers`).
     pub async fn start_discarding_layers() -> Self {
         Self::start_with(true, true).await
     }
@@ -89,7 +89,7 @@ impl Node {
         Self::start_on(Some(images), watched, discards).await
     }
 
-    /// Starts a node on a copy of containerd's root directory, or on none.
+    /// Starts a node on a copy of containerd's root directory, or on an empty one.
     async fn start_on(root: Option<&Path>, watched: bool, discards: bool) -> Self {
         assert!(
             rustix::process::geteuid().is_root() && std::env::var_os("OWN_NAMESPACES").is_some(),
@@ -146,12 +146,13 @@ impl Node {
         .await;
     }
 
-    /// Returns the word in the names of all resources of this node, short enough for a link.
+    /// Returns the word that is in the names of all resources of this node, short enough for a
+    /// link.
     pub fn name(&self) -> String {
         self.cleanup.words().into_iter().next().unwrap_or_default()
     }
 
-    /// Returns the directory of all files of this node.
+    /// Returns the directory of this node's files.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -202,7 +203,7 @@ impl Node {
         configuration::cni_plugins()
     }
 
-    /// Returns true without CAP_SYS_RESOURCE, where OOM scores can only be raised.
+    /// Returns whether OOM scores can only be raised, because CAP_SYS_RESOURCE is missing.
     pub fn restricts_oom_score() -> bool {
         configuration::restricts_oom_score()
     }
@@ -249,18 +250,18 @@ impl Node {
         command::run("ctr", &[&["--address", &socket, "--namespace", "k8s.io"], arguments].concat())
     }
 
-    /// Returns the directory of programs that containerd runs instead of those on its path.
+    /// Returns the directory of programs that containerd runs instead of programs in its PATH.
     pub fn programs(&self) -> PathBuf {
         self.directory.join(PROGRAMS)
     }
 
-    /// Kills containerd and starts it again; its pods keep running.
+    /// Kills containerd and starts it again. Its pods keep running.
     pub async fn restart_containerd(&self) {
         self.kill_containerd();
         self.start_containerd().await;
     }
 
-    /// Kills containerd; its pods keep running.
+    /// Kills containerd. Its pods keep running.
     pub fn kill_containerd(&self) {
         if let Ok(mut containerd) = self.containerd.lock() {
             let _ = containerd.kill();
@@ -274,7 +275,7 @@ impl Node {
         self.wait_until_ready().await;
     }
 
-    /// Adds a word, such as a cell's id, by which resources are recognised as this node's.
+    /// Adds a word, such as a cell's id. Resources whose names contain it are this node's.
     pub fn owns(&self, word: &str) {
         if let Ok(mut words) = self.cleanup.words.lock()
             && !words.iter().any(|known| known == word)
@@ -283,12 +284,12 @@ impl Node {
         }
     }
 
-    /// Lists this node's present resources on the host.
+    /// Lists this node's resources on the host.
     pub fn leftovers(&self) -> Leftovers {
         Leftovers::of_host().about(&self.cleanup.words())
     }
 
-    /// Stops the node and returns its remaining resources: empty, unless there is a leak.
+    /// Stops the node and returns its remaining resources: empty without a leak.
     pub fn stop(self) -> Leftovers {
         let cleanup = self.cleanup.clone();
         drop(self);

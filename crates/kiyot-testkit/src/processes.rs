@@ -17,18 +17,19 @@ pub fn processes(words: &[&str]) -> Vec<String> {
     named.filter(|pid| words.iter().all(|word| command_line(pid).contains(word))).collect()
 }
 
-/// Returns the command line of a process, with spaces between its arguments; empty if it has ended.
+/// Returns the command line of a process, with spaces between its arguments; empty if the process
+/// has ended.
 pub fn command_line(pid: &str) -> String {
     let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&line).replace('\0', " ")
 }
 
-/// Returns the resident memory of a process in KiB; `None` if it has ended.
+/// Returns the resident memory of a process in KiB, or `None` if the process has ended.
 pub fn resident_kib(pid: impl Display) -> Option<u64> {
     status_kib(pid, "VmRSS:")
 }
 
-/// Returns the peak of a process's resident memory in KiB; `None` if it has ended.
+/// Returns the peak of a process's resident memory in KiB, or `None` if the process has ended.
 pub fn peak_resident_kib(pid: impl Display) -> Option<u64> {
     status_kib(pid, "VmHWM:")
 }
@@ -39,7 +40,7 @@ fn status_kib(pid: impl Display, key: &str) -> Option<u64> {
     value.trim().strip_suffix(" kB")?.parse().ok()
 }
 
-/// Sends SIGKILL to these processes, skipping ended processes.
+/// Sends SIGKILL to these processes. Skips ended processes.
 pub fn kill_all(pids: &[String]) {
     for pid in pids.iter().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
         let _ = kill_process(pid, Signal::KILL);

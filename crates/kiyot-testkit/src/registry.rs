@@ -1,5 +1,5 @@
-//! A fake image registry: the part of the distribution API that a pull needs, over HTTP, on an
-//! address of the node that pods and cells reach too.
+//! A fake image registry: the part of the distribution API that a pull needs, over HTTP. It listens
+//! on an address of the node that pods and cells can reach.
 
 use std::{
     collections::BTreeMap,
@@ -23,8 +23,8 @@ mod response;
 
 pub use response::REFUSAL;
 
-/// The registry's address: on the node's loopback link, so that pods and cells reach it through
-/// their gateway.
+/// The registry's address, on the node's loopback link: pods and cells reach it through their
+/// gateway.
 const ADDRESS: &str = "10.89.255.1";
 
 /// Authentication of pulls.
@@ -33,11 +33,11 @@ pub enum Access {
     /// Anonymous pulls.
     #[default]
     Open,
-    /// This token with every request; no token service issues it.
+    /// This token with every request. No token service issues it.
     Bearer(String),
     /// This name and password with every request.
     Basic(String, String),
-    /// A token of the registry's token service, for a name and password or for an identity token.
+    /// A token from the registry's token service, for a name and password or an identity token.
     Token {
         /// User name.
         user: String,
@@ -51,14 +51,14 @@ pub enum Access {
 /// Pace of a blob's transfer.
 #[derive(Debug, Clone)]
 pub enum Pace {
-    /// Sends this many bytes, and then nothing until the client hangs up or [`Registry::release`]
-    /// is called.
+    /// Sends this many bytes, then nothing until the client hangs up or [`Registry::release`] is
+    /// called.
     Stalls(usize),
     /// Sends parts of this many bytes, with a pause after each.
     Trickles(usize, Duration),
 }
 
-/// A running registry. Dropping it stops it.
+/// A running registry. Dropping it stops the registry.
 #[derive(Debug)]
 pub struct Registry {
     shared: Arc<Shared>,
@@ -97,7 +97,7 @@ impl Shared {
 
 impl Registry {
     /// Starts a registry, and configures it as the mirror of a host that does not exist: a pull
-    /// that reaches it has used the node's configuration.
+    /// that reaches the registry has used the node's configuration.
     pub fn start(node: &Node, access: Access) -> Self {
         command::run("ip", &["address", "replace", &format!("{ADDRESS}/32"), "dev", "lo"]);
         let listener =
@@ -123,8 +123,8 @@ impl Registry {
         Self { shared, at, host, server: Some(server) }
     }
 
-    /// Builds an image and serves it as `repository:tag`. Returns its full name, and its name by
-    /// digest.
+    /// Builds an image and serves it as `repository:tag`. Returns the image's full name, and its
+    /// name by digest.
     pub fn image(&self, name: &str, spec: &ImageSpec) -> (String, String) {
         let (repository, _) = name.rsplit_once(':').expect("an image is named repository:tag");
         let blobs = spec.blobs().expect("an image can be made");
@@ -141,18 +141,18 @@ impl Registry {
         (format!("{}/{name}", self.host), format!("{}/{repository}@{digest}", self.host))
     }
 
-    /// Returns the directory of its hosts.toml in the node's configuration.
+    /// Returns the directory of the registry's hosts.toml in the node's configuration.
     pub fn configuration(&self, node: &Node) -> PathBuf {
         node.registries().join(&self.host)
     }
 
-    /// Returns the address on which it listens.
+    /// Returns the address on which the registry listens.
     pub fn address(&self) -> SocketAddr {
         self.at
     }
 
-    /// Returns digests and sizes of the blobs of an image, by its full name: the configuration
-    /// first, then its layers.
+    /// Returns the digests and sizes of an image's blobs, by the image's full name: the
+    /// configuration first, then the layers.
     pub fn parts(&self, name: &str) -> Vec<(String, u64)> {
         let content = self.shared.content();
         let tag = name.split_once('/').map_or(name, |(_, tag)| tag);
@@ -170,17 +170,17 @@ impl Registry {
         [&manifest["config"]].into_iter().chain(&layers).filter_map(part).collect()
     }
 
-    /// Serves a blob at this pace.
+    /// Sets the pace of a blob.
     pub fn pace(&self, digest: &str, pace: Pace) {
         self.shared.content().paces.insert(digest.to_owned(), pace);
     }
 
-    /// Serves a blob at full speed, to waiting clients too.
+    /// Serves a blob at full speed, also to clients that wait for it.
     pub fn release(&self, digest: &str) {
         self.shared.content().paces.remove(digest);
     }
 
-    /// Returns and clears the received requests, as `GET /v2/...`, without token requests.
+    /// Returns and clears the received requests, such as `GET /v2/...`, without token requests.
     pub fn asked(&self) -> Vec<String> {
         let all = std::mem::take(&mut self.shared.content().requests);
         all.into_iter().filter(|request| request.contains("/v2/")).collect()
@@ -203,13 +203,13 @@ impl Drop for Registry {
 }
 
 fn serve(listener: &TcpListener, shared: &Arc<Shared>) {
-    // The scope ends the connections' threads before the registry is dropped.
+    // The scope ends the threads of connections before the registry is dropped.
     thread::scope(|connections| {
         for (number, connection) in listener.incoming().flatten().enumerate() {
             let Ok(handle) = connection.try_clone() else { continue };
             shared.content().open.insert(number, handle);
-            // Checked after the connection is listed, so that `drop` either ends it or is seen
-            // here.
+            // Checked after the connection is listed: either `drop` ends the connection, or this
+            // check sees that the registry stops.
             if shared.stopping.load(Ordering::Relaxed) {
                 return;
             }

@@ -1,5 +1,5 @@
-//! A relay in the place of a network between an agent and its gateway: slow, distant, stalling, or
-//! dead. The kernel's netem is not everywhere, and works for whole devices.
+//! A relay that simulates a network between an agent and its gateway: slow, distant, stalling or
+//! dead. The kernel's netem is absent on some machines, and affects whole devices.
 
 use std::{
     fs, io,
@@ -21,20 +21,20 @@ use tokio::{
 };
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Bytes that are carried at once.
+/// Bytes that are carried at a time.
 const PART_BYTES: usize = 8 * 1024;
-/// Bounds the parts of a connection that are on their way in one direction.
+/// Most parts of a connection that are in flight in one direction.
 const MAX_PARTS_IN_FLIGHT: usize = 128;
-/// The kernel's buffer for bytes that a slow relay has not read. A network buffers little, while
-/// the kernel's default is larger than what a slow link carries in a minute.
+/// The kernel's buffer for bytes that a slow relay has not read. A network buffers little, but the
+/// kernel's default is more than a slow link carries in a minute.
 const RECEIVE_BUFFER_BYTES: u32 = 16 * 1024;
 
 /// The rate and the delay of one direction, for all connections together.
 #[derive(Debug, Clone, Copy)]
 pub struct Rate {
-    /// Bytes a second; `None` is no limit.
+    /// Bytes a second; `None`: no limit.
     pub bytes_per_second: Option<u64>,
-    /// The time that each byte is on its way.
+    /// The delay of each byte.
     pub delay: Duration,
 }
 
@@ -56,13 +56,13 @@ impl Rate {
 /// A direction of a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// Bytes of the client, to the server.
+    /// Client to server.
     Up,
-    /// Bytes of the server, to the client.
+    /// Server to client.
     Down,
 }
 
-/// A relay for the connections of a client. Dropping it closes them.
+/// A relay for the connections of a client. Dropping it closes the connections.
 #[derive(Debug)]
 pub struct Relay {
     /// The address that the client dials.
@@ -74,7 +74,7 @@ pub struct Relay {
 #[derive(Debug)]
 struct Shared {
     connections: Mutex<Vec<AbortHandle>>,
-    /// Connections up to this number carry nothing any more.
+    /// Connections up to this number carry no more bytes.
     vanished: watch::Sender<usize>,
     is_stalled: watch::Sender<bool>,
     up: Lane,
@@ -85,7 +85,7 @@ struct Shared {
 #[derive(Debug)]
 struct Lane {
     rate: Rate,
-    /// Held while a part is carried, so that connections take turns.
+    /// Locked while a part is carried, so that connections take turns.
     turn: AsyncMutex<()>,
     carried: AtomicU64,
     /// Connections up to this number are closed in this direction.
@@ -119,7 +119,7 @@ impl Listener {
 }
 
 impl Relay {
-    /// Takes the place of the gateway's socket in the `state_dir` of a daemon that runs.
+    /// Takes the place of the gateway's socket in the `state_dir` of a running daemon.
     ///
     /// # Panics
     /// Panics as [`Relay::start`] does.
@@ -129,10 +129,10 @@ impl Relay {
         Self::start(&GatewayAddress::Unix(near), &GatewayAddress::Unix(far), rate, rate)
     }
 
-    /// Listens on an address (with port 0 on any port), and relays its connections to another.
+    /// Listens on an address (port 0: any port), and relays its connections to another address.
     ///
     /// # Panics
-    /// Without a runtime, or if the address can't be used.
+    /// Without a runtime, or if the address is not usable.
     pub fn start(listen: &GatewayAddress, to: &GatewayAddress, up: Rate, down: Rate) -> Self {
         let (listener, address) = match listen {
             GatewayAddress::Unix(path) => {
@@ -175,17 +175,17 @@ impl Relay {
         self.shared.connections.lock().unwrap().iter().for_each(AbortHandle::abort);
     }
 
-    /// Carries nothing on all current connections any more, and closes none. New ones work.
+    /// Stops carrying bytes on all current connections without closing them. New connections work.
     pub fn vanish(&self) {
         self.shared.vanished.send_replace(self.connections());
     }
 
-    /// Closes all current connections in one direction: the receiver reads the end.
+    /// Closes one direction of all current connections: the receiver reads the end.
     pub fn half_close(&self, direction: Direction) {
         self.shared.lane(direction).closed.send_replace(self.connections());
     }
 
-    /// Carries nothing on any connection until [`Self::resume`]. Loses nothing.
+    /// Stops carrying bytes on all connections until [`Self::resume`]. No byte is lost.
     pub fn stall(&self) {
         self.shared.is_stalled.send_replace(true);
     }
@@ -195,12 +195,12 @@ impl Relay {
         self.shared.is_stalled.send_replace(false);
     }
 
-    /// Returns the bytes that were carried.
+    /// Returns the number of carried bytes.
     pub fn carried(&self, direction: Direction) -> u64 {
         self.shared.lane(direction).carried.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of connections that were dialled.
+    /// Returns the number of dialled connections.
     pub fn connections(&self) -> usize {
         self.shared.connections.lock().unwrap().len()
     }
@@ -259,7 +259,7 @@ async fn dial(to: &GatewayAddress, down: Rate) -> io::Result<Stream> {
     Stream::over_tcp(socket.connect(*address).await?)
 }
 
-/// Copies one direction of a connection until its end, and passes the end on.
+/// Copies one direction of a connection until its end, and passes on the end.
 async fn copy(
     shared: &Shared,
     direction: Direction,
@@ -281,7 +281,7 @@ async fn copy(
                 },
                 () = reached(&mut closed, number) => return,
             };
-            // In the order of arrival, so that no connection starves.
+            // Parts take turns in the order of arrival, so that no connection starves.
             if let Some(time) = lane.rate.time_of(length) {
                 let _turn = lane.turn.lock().await;
                 sleep(time).await;

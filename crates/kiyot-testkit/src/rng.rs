@@ -2,10 +2,10 @@
 
 use std::time::SystemTime;
 
-/// The seed if the environment names no other.
+/// The seed without `SEED` in the environment.
 const DEFAULT_SEED: u64 = 20_261_122;
 
-/// A seeded xorshift64 generator: the same seed gives the same choices.
+/// A seeded xorshift64 generator. The same seed makes the same choices.
 #[derive(Debug, Clone)]
 pub struct SeededRng(u64);
 
@@ -17,11 +17,11 @@ impl SeededRng {
 
     /// Creates the generator of a seed.
     pub fn of(seed: u64) -> Self {
-        // Adjacent seeds give unrelated sequences.
+        // Adjacent seeds make unrelated sequences.
         Self(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Returns the next number below a bound, which must not be 0.
+    /// Returns the next number below a bound. The bound must not be 0.
     pub fn next(&mut self, below: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -37,7 +37,7 @@ impl SeededRng {
         all[usize::try_from(self.next(all.len() as u64)).unwrap_or(0)]
     }
 
-    /// Returns true with a probability of 1 / `many`.
+    /// Returns whether an event with probability 1 / `many` happens.
     pub fn one_in(&mut self, many: u64) -> bool {
         self.next(many) == 0
     }
@@ -49,8 +49,8 @@ impl Default for SeededRng {
     }
 }
 
-/// Returns the seed of this run and prints it: `SEED` in the environment (a number or `random`), or
-/// a constant.
+/// Returns and prints the seed of this run: `SEED` in the environment (a number or `random`), or a
+/// constant.
 ///
 /// # Panics
 /// If `SEED` is neither a number nor `random`.

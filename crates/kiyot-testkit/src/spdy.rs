@@ -1,5 +1,5 @@
-//! SPDY clients of streaming URLs, as kubectl uses them through an API server, with all that was
-//! received.
+//! SPDY clients of streaming URLs, as kubectl uses them through an API server. They keep all
+//! received data.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use crate::{Kubelet, cri};
 /// `v4.channel.k8s.io` or `portforward.k8s.io`.
 ///
 /// # Errors
-/// The server refuses the upgrade, or the connection's error.
+/// If the server refuses the upgrade, or the connection fails.
 pub async fn open(url: &str, protocol: &str) -> io::Result<(Sender, Receiver)> {
     let target = Target::parse(url).map_err(io::Error::other)?;
     let (sender, inner) =
@@ -38,7 +38,7 @@ pub struct ExecOutput {
 /// Executes a program in a container as kubectl does, with an input that ends.
 ///
 /// # Panics
-/// If the runtime gives no URL, or its server no connection.
+/// If the runtime returns no URL, or its server refuses the connection.
 pub async fn exec(
     kubelet: &mut Kubelet,
     container: &str,
@@ -72,8 +72,8 @@ pub async fn exec(
     }
 }
 
-/// The sending half of a connection. A server that has hung up may have responded before: the
-/// receiver reads that.
+/// The sending half of a connection. Its errors are ignored: a server that has hung up may have
+/// responded before, which the receiver reads.
 #[derive(Debug)]
 pub struct Sender(milpactl::spdy::Sender);
 
@@ -115,7 +115,7 @@ impl Receiver {
         String::from_utf8_lossy(&self.read_while(stream, lacks).await).into_owned()
     }
 
-    /// Reads until a stream has this many bytes or ends, and returns all of them.
+    /// Reads until a stream has this many bytes or ends, and returns all its bytes.
     pub async fn read_bytes(&mut self, stream: u32, bytes: usize) -> Vec<u8> {
         self.read_while(stream, |so_far| so_far.len() < bytes).await
     }

@@ -1,4 +1,4 @@
-//! Removes the resources of a test, however it ended.
+//! Removal of a test's resources, however the test ended.
 
 use std::{
     fs,
@@ -17,14 +17,14 @@ use crate::{
     leftovers::{CGROUPS, cgroups, directories_below, links, mounts, processes},
 };
 
-/// Time that killed processes may take to end.
+/// Time within which killed processes must end.
 const KILL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Period of the checks for killed processes. Cleanup runs in `drop`, where nothing can be awaited.
+/// Period of the checks for killed processes. Cleanup runs in `drop`, which can't await.
 const POLL_PERIOD: Duration = Duration::from_millis(10);
 
-/// Kills all processes with one of `words` in their command line or cgroup, frozen or not, and
-/// waits for their end.
+/// Kills all processes with one of `words` in their command line or cgroup, even frozen processes,
+/// and waits until they have ended.
 pub fn processes_of(words: &[String]) {
     let begun = Instant::now();
     loop {
@@ -47,8 +47,7 @@ pub fn processes_of(words: &[String]) {
     }
 }
 
-/// Thaws the cgroups with one of `words` in their names, because frozen processes of version 1 do
-/// not die.
+/// Thaws the cgroups with one of `words` in their names: in version 1, frozen processes don't die.
 fn thaw(words: &[String]) {
     let freezer = Path::new(CGROUPS).join("freezer");
     let cgroups = directories_below(if freezer.exists() { &freezer } else { Path::new(CGROUPS) });
@@ -63,7 +62,7 @@ fn thaw(words: &[String]) {
 }
 
 /// Removes all processes, mounts, links, network namespaces, firewall rules and cgroups with one of
-/// `words` in their names, and then the directory.
+/// `words` in their names, then the directory.
 pub fn all_of(words: &[String], directory: &Path) {
     let ours = |text: &str| words.iter().any(|word| text.contains(word));
     processes_of(words);
@@ -120,13 +119,12 @@ fn rules_of(words: &[String]) {
     }
 }
 
-/// Says if a chain is shared by all networks of the plugins.
+/// Returns whether all networks of the plugins share a chain.
 fn is_shared(chain: &str) -> bool {
     chain.starts_with("CNI-HOSTPORT-")
 }
 
-/// Splits a line of iptables-save into words, which are quoted if they contain spaces, with escaped
-/// quotes.
+/// Splits a line of iptables-save into words. Words with spaces are quoted, with escaped quotes.
 fn words_of(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quoted, mut escaped) = (Vec::new(), String::new(), false, false);
     for letter in line.chars() {

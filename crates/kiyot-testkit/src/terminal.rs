@@ -1,4 +1,4 @@
-//! A terminal whose keys the test presses.
+//! A terminal whose keys a test presses.
 
 use std::{
     fs::{File, OpenOptions},
@@ -47,7 +47,7 @@ impl Terminal {
         Self { master, slave, output, seen: String::new() }
     }
 
-    /// Gives a command this terminal.
+    /// Connects a command to this terminal.
     pub fn give<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         let side = || Stdio::from(self.slave.try_clone().unwrap());
         command.stdin(side()).stdout(side()).stderr(side())
@@ -64,7 +64,7 @@ impl Terminal {
         self.master.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Waits for a text on the screen, and returns all that was shown until it.
+    /// Waits for a text on the screen, and returns everything that was shown up to the text.
     ///
     /// # Panics
     /// If the text is not shown in time.
@@ -82,7 +82,7 @@ impl Terminal {
         }
     }
 
-    /// Returns true if the terminal edits lines, as it does outside raw mode.
+    /// Returns whether the terminal edits lines, which it does outside raw mode.
     pub fn edits_lines(&self) -> bool {
         let modes = tcgetattr(&self.slave).unwrap().local_modes;
         modes.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)

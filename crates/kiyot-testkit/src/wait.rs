@@ -1,13 +1,13 @@
-//! Waits until conditions hold.
+//! Waits for conditions.
 
 use std::{env, fmt::Display, sync::LazyLock, time::Duration};
 
 use tokio::time::{Instant, sleep, timeout};
 
-/// Time that a test allows for an operation that a slow and loaded machine still completes.
+/// Time limit for an operation of a test, long enough for a slow and loaded machine.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// The variable with the factor by which this machine, such as an emulated machine, is slower.
+/// The variable with the factor by which this machine is slower, such as an emulated machine.
 const SLOWNESS: &str = "KIYOT_TEST_SLOWNESS";
 
 /// Period of [`wait_until`].
@@ -20,10 +20,10 @@ pub fn allowed(limit: Duration) -> Duration {
     limit * *FACTOR
 }
 
-/// Polls `probe` until it returns a value, and returns that.
+/// Polls `probe` until it returns a value, and returns the value.
 ///
 /// # Panics
-/// After `limit`, with `what` was waited for.
+/// After `limit`. `what` names the condition.
 pub async fn wait_until<T>(
     what: impl Display,
     limit: Duration,
@@ -32,19 +32,18 @@ pub async fn wait_until<T>(
     poll_until(what, limit, POLL_PERIOD, probe).await
 }
 
-/// Polls a condition until it holds, for [`LIMIT`] at most.
+/// Polls a condition until it holds, for at most [`LIMIT`].
 ///
 /// # Panics
-/// After [`LIMIT`], with `what` was waited for.
+/// After [`LIMIT`]. `what` names the condition.
 pub async fn wait_for(what: impl Display, mut holds: impl FnMut() -> bool) {
     wait_until(what, LIMIT, async || holds().then_some(())).await;
 }
 
-/// Polls with a period of its own, for measurements that need a shorter period than
-/// [`wait_until`]'s.
+/// Polls with its own period, for measurements that need a shorter period than [`wait_until`] has.
 ///
 /// # Panics
-/// After `limit`, with `what` was waited for.
+/// After `limit`. `what` names the condition.
 pub async fn poll_until<T>(
     what: impl Display,
     limit: Duration,

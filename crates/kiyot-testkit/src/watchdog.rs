@@ -1,4 +1,4 @@
-//! Aborts tests that hang.
+//! Watchdog of hanging tests.
 
 use std::{
     process::abort,
@@ -12,8 +12,8 @@ use crate::allowed;
 /// Time after which a test is aborted.
 pub const LIMIT: Duration = Duration::from_secs(300);
 
-/// Watches a test until it is dropped: a test that runs longer than [`LIMIT`] is named, and its
-/// process aborted.
+/// Watches a test until it is dropped. Names a test that runs longer than [`LIMIT`], and aborts its
+/// process.
 #[derive(Debug)]
 pub struct Watchdog {
     _alive: Sender<()>,

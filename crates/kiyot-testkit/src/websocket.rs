@@ -19,7 +19,7 @@ pub struct Streams {
 impl Streams {
     /// Connects to the URL of an Exec, Attach or PortForward.
     ///
-    /// # Errors
+    /// The server's response if it refuses the upgrade, or the connection's error.
     /// The server's response if it refuses the upgrade, or the connection's error.
     pub async fn open(url: &str) -> Result<Self, Box<tungstenite::Error>> {
         let rest = url.strip_prefix("http://").expect("a streaming URL is plain HTTP");
@@ -53,7 +53,7 @@ impl Streams {
     /// Reads and drops at least this many bytes of a channel.
     ///
     /// # Panics
-    /// If the connection ends before.
+    /// If the connection ends earlier.
     pub async fn read_bytes(&mut self, channel: u8, bytes: usize) {
         let mut carried = 0;
         loop {
@@ -68,7 +68,7 @@ impl Streams {
         }
     }
 
-    /// Reads to the end of the connection.
+    /// Reads until the connection ends.
     pub async fn read_to_end(&mut self) {
         while self.read().await {}
     }

@@ -10,7 +10,7 @@ use crate::{LIMIT, allowed, cri, wait_until};
 /// The kubelet's `runtimeRequestTimeout`.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Result of an ExecSync.
+/// Output of an ExecSync.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExecOutput {
     /// Standard output.
@@ -35,10 +35,10 @@ pub struct LogLine {
 }
 
 impl LogLine {
-    /// Parses the complete lines of a file. An unfinished last line is left out.
+    /// Parses the complete lines of a file. Drops an unfinished last line.
     ///
     /// # Panics
-    /// If a line does not have the format.
+    /// If a line is malformed.
     pub fn parse_all(file: &[u8]) -> Vec<Self> {
         let end = file.iter().rposition(|byte| *byte == b'\n').unwrap_or(0);
         let text = String::from_utf8_lossy(&file[..end]).into_owned();
@@ -73,7 +73,8 @@ fn with_deadline<T>(message: T) -> Request<T> {
 }
 
 impl Kubelet {
-    /// Calls RunPodSandbox with the kubelet's deadline, twice the usual, and returns the id.
+    /// Calls RunPodSandbox with the kubelet's deadline, twice the usual, and returns the sandbox's
+    /// id.
     pub async fn run_sandbox(
         &mut self,
         config: &cri::PodSandboxConfig,
@@ -98,7 +99,8 @@ impl Kubelet {
         response.status.ok_or_else(|| Status::internal("the response has no status"))
     }
 
-    /// Returns the account of a pod's cell, as `crictl inspectp` shows it; `None` on the node.
+    /// Returns the account of a pod's cell, as `crictl inspectp` shows it; `None` for a pod on the
+    /// node.
     pub async fn cell_account(
         &mut self,
         sandbox: &str,
@@ -132,8 +134,8 @@ impl Kubelet {
             .containers)
     }
 
-    /// Makes an image present as the kubelet does with the policy IfNotPresent: ImageStatus with
-    /// the pod's annotations, then PullImage. Returns the reference for CreateContainer.
+    /// Makes an image present as the kubelet does with the policy IfNotPresent: calls ImageStatus
+    /// with the pod's annotations, then PullImage. Returns the reference for CreateContainer.
     pub async fn ensure_image(
         &mut self,
         pod: &Pod,
@@ -146,7 +148,8 @@ impl Kubelet {
         self.pull(pod, config, image, None).await
     }
 
-    /// Calls ImageStatus with the pod's annotations; `None` if the image is absent for this pod.
+    /// Calls ImageStatus with the pod's annotations. Returns `None` if the image is absent for this
+    /// pod.
     pub async fn image_status(
         &mut self,
         pod: &Pod,
@@ -171,7 +174,7 @@ impl Kubelet {
         validated(self.image.image_status(request).await?.into_inner())
     }
 
-    /// Calls PullImage for a pod whose sandbox runs, without a deadline, as the kubelet does.
+    /// Calls PullImage for a pod with a running sandbox, without a deadline, as the kubelet does.
     /// Returns the reference for CreateContainer.
     pub async fn pull(
         &mut self,
@@ -193,7 +196,7 @@ impl Kubelet {
         Ok(self.image.pull_image(request).await?.into_inner().image_ref)
     }
 
-    /// Returns the sandbox's config with the current annotations, as the kubelet sends it in each
+    /// Returns the sandbox's config with the current annotations, which the kubelet sends in each
     /// call.
     fn current_config(&self, pod: &Pod, config: &cri::PodSandboxConfig) -> cri::PodSandboxConfig {
         cri::PodSandboxConfig { annotations: self.annotations(pod), ..config.clone() }
@@ -209,7 +212,7 @@ impl Kubelet {
         Box::pin(self.create_container_with(pod, container, attempt, |_| {})).await
     }
 
-    /// Calls [`create_container`](Self::create_container) with a changed config.
+    /// Acts as [`create_container`](Self::create_container), with a changed config.
     pub async fn create_container_with(
         &mut self,
         pod: &RunningPod,
@@ -217,7 +220,7 @@ impl Kubelet {
         attempt: u32,
         change: impl FnOnce(&mut cri::ContainerConfig),
     ) -> Result<RunningContainer, Status> {
-        // The messages are large; boxing keeps the futures of tests small.
+        // Boxed because messages are large, to keep the futures of tests small.
         let image = Box::pin(self.ensure_image(&pod.spec, &pod.config, &container.image)).await?;
         let mut created = self.container_config(pod, container, attempt, image);
         change(&mut created.config);
@@ -281,7 +284,7 @@ impl Kubelet {
         command: &[&str],
     ) -> Result<ExecOutput, Status> {
         let cmd = command.iter().map(|word| (*word).to_owned()).collect();
-        // The program's own timeout, as a probe sets it, is below the call's deadline.
+        // The program's timeout, which a probe sets, is shorter than the call's deadline.
         let timeout = i64::try_from(LIMIT.as_secs()).unwrap_or(i64::MAX);
         let request = with_deadline(cri::ExecSyncRequest {
             container_id: container.to_owned(),

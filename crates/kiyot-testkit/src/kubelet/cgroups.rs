@@ -8,16 +8,16 @@ use crate::{
     leftovers::{CGROUPS, directories_below},
 };
 
-/// The variable that names the cgroup driver of this machine's containerds and kubelets: `systemd`;
-/// `cgroupfs` if it is not set.
+/// The variable with the cgroup driver of this machine's containerds and kubelets: `systemd`, or
+/// `cgroupfs` if unset.
 const DRIVER: &str = "KIYOT_TEST_CGROUP_DRIVER";
 
-/// The cgroup driver, which the runtime and the kubelet of a node share.
+/// The cgroup driver. A node's runtime and kubelet have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CgroupDriver {
     /// runc and the kubelet create directories.
     Cgroupfs,
-    /// Both ask systemd for units.
+    /// runc and the kubelet request units from systemd.
     Systemd,
 }
 
@@ -88,7 +88,7 @@ pub(super) fn remove(directories: &Directories, pod: &Pod) {
     }
     let group = parent(directories, pod);
     let root = Path::new(CGROUPS);
-    // Version 2 is mounted there or, beside version 1, below it.
+    // Version 2 is mounted here or, if version 1 is present, below.
     let below = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
     for hierarchy in below.chain([root.to_owned()]) {
         let group = hierarchy.join(group.trim_start_matches('/'));

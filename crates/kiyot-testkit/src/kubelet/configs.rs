@@ -8,8 +8,8 @@ use kiyot_proto::kernel_paths;
 use super::{Container, Directories, Kubelet, Pod, RunningContainer, RunningPod, cgroups, volumes};
 use crate::cri::{self, NamespaceMode};
 
-/// The annotation with the time at which the kubelet saw the pod first. Here it contains the uid,
-/// so that it differs between pods.
+/// The annotation with the time at which the kubelet first saw the pod. In tests it contains the
+/// uid, so that it differs between pods.
 const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 
 /// Path of the termination message in a container.
@@ -137,7 +137,7 @@ impl Kubelet {
         RunningContainer { id: String::new(), log, termination, config }
     }
 
-    /// Returns the pod's current annotations with the kubelet's own. The kubelet sends the same for
+    /// Returns the pod's current annotations and the kubelet's own. The kubelet sends them for
     /// every image of the pod.
     pub(super) fn annotations(&self, pod: &Pod) -> HashMap<String, String> {
         let restarts = self.restarts.load(Ordering::Relaxed);
@@ -148,7 +148,7 @@ impl Kubelet {
             ),
             ("kubernetes.io/config.source".to_owned(), "api".to_owned()),
         ];
-        // The pod's come last, so that a test can make a static pod.
+        // The pod's annotations override the kubelet's, so that a test can make a static pod.
         own.into_iter().chain(pod.annotations.clone()).collect()
     }
 

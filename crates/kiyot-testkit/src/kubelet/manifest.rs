@@ -1,4 +1,4 @@
-//! Pods from YAML, as far as the examples and the tests of static pods need it.
+//! Parser of pods in YAML, with the fields that examples and tests of static pods use.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +6,13 @@ use serde_json::Value;
 
 use super::{Container, Pod, volumes::Source};
 
-/// Fields of a container that are read.
+/// Supported fields of a container.
 const OF_CONTAINER: [&str; 6] = ["name", "image", "command", "env", "volumeMounts", "resources"];
 
-/// Returns the pods of documents. Their ConfigMaps are in other documents of the same text.
+/// Returns the pods of a text of documents. The text has their ConfigMaps in other documents.
 ///
 /// # Panics
-/// If the text is no YAML, or has a container or volume that is not read.
+/// If the text is no YAML, or a container or volume has an unsupported field.
 pub fn pods_of(text: &str) -> Vec<Pod> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).expect("the manifest is YAML");
     let of_kind = |kind: &'static str| documents.iter().filter(move |it| it["kind"] == kind);
@@ -57,7 +57,7 @@ fn container_of(value: &Value) -> Container {
     assert!(unread.is_none(), "a test's kubelet does not read {unread:?} of a container");
     let mut container = Container::of_image(&string(&value["name"]), &string(&value["image"]));
     container.command = value["command"].as_array().into_iter().flatten().map(string).collect();
-    // In MiB, as the examples have it.
+    // The examples use MiB.
     let memory = value["resources"]["limits"]["memory"].as_str();
     let mebibytes = memory.map(|text| text.strip_suffix("Mi").and_then(|text| text.parse().ok()));
     if let Some(mebibytes) = mebibytes {

@@ -1,4 +1,4 @@
-//! Specs of pods and containers, as far as they concern CRI.
+//! Specs of pods and containers, with the fields that affect CRI.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,7 @@ use std::{
 use super::volumes::{Source, Volume};
 use crate::{cri, image::BUSYBOX_IMAGE};
 
-/// Spec of a pod. The fields are public, so that a test changes those that it is about.
+/// Spec of a pod. Tests change the public fields that they are about.
 #[derive(Debug, Clone)]
 pub struct Pod {
     /// Pod name.
@@ -23,9 +23,9 @@ pub struct Pod {
     pub uid: String,
     /// Attempt of the sandbox, from 0.
     pub attempt: u32,
-    /// Labels without the kubelet's own, which are added.
+    /// Labels, without those that the kubelet adds.
     pub labels: BTreeMap<String, String>,
-    /// Annotations without the kubelet's own, which are added.
+    /// Annotations, without those that the kubelet adds.
     pub annotations: BTreeMap<String, String>,
     /// Handler of the RuntimeClass.
     pub runtime_handler: String,
@@ -49,8 +49,8 @@ impl Pod {
     /// Creates a pod in the namespace `default`, without containers.
     pub fn new(name: &str) -> Self {
         static PODS: AtomicU64 = AtomicU64::new(1);
-        // Cgroups are named by the uid and shared by the whole machine, where another run in its
-        // own PID namespace may have the same process id.
+        // The whole machine shares cgroups, whose names contain the uid. Another run in its own PID
+        // namespace may have the same process id.
         static RUN: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one("a run"));
         let uid = format!(
             "{:08x}-0000-4000-8000-{:012x}",
@@ -127,7 +127,7 @@ pub struct Container {
     pub working_dir: String,
     /// Volume mounts: name, path in the container, read-only.
     pub mounts: Vec<(String, String, bool)>,
-    /// Additional mounts as they are sent, such as subPaths.
+    /// Additional mounts, such as subPaths, which are sent unchanged.
     pub more_mounts: Vec<cri::Mount>,
     /// Allocates a terminal.
     pub tty: bool,

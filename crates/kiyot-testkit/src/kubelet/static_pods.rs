@@ -1,10 +1,10 @@
-//! Static pods: the pods of a directory's files, as a kubelet runs them.
+//! Static pods: the pods in a directory's files, run as a kubelet runs them.
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use super::{Kubelet, RunningPod, manifest::pods_of};
 
-/// Annotation of the kubelet: where it has a pod from.
+/// Annotation of the kubelet with the source of a pod.
 const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 
 /// The pods of a directory.
@@ -12,19 +12,19 @@ const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 pub struct StaticPods {
     kubelet: Kubelet,
     directory: PathBuf,
-    /// The name of the node, which is appended to the names of pods.
+    /// The node's name, which is appended to the names of pods.
     node: String,
     running: BTreeMap<PathBuf, RunningPod>,
 }
 
 impl StaticPods {
-    /// Returns the pods of a directory, none of which runs yet.
+    /// Returns the pods of a directory. No pod runs yet.
     pub fn new(kubelet: Kubelet, directory: PathBuf, node: &str) -> Self {
         Self { kubelet, directory, node: node.to_owned(), running: BTreeMap::new() }
     }
 
-    /// Runs the pods of new files, and ends those whose file is absent. A kubelet skips names that
-    /// begin with a dot.
+    /// Runs the pods of new files, and ends the pods of deleted files. Skips names that begin with
+    /// a dot, as a kubelet does.
     ///
     /// # Panics
     /// If a pod can't be run or ended.
@@ -45,7 +45,7 @@ impl StaticPods {
             if self.running.contains_key(&path) {
                 continue;
             }
-            // Removed meanwhile.
+            // The file was removed meanwhile.
             let Ok(text) = fs::read_to_string(&path) else { continue };
             for mut pod in pods_of(&text) {
                 pod.name = format!("{}-{}", pod.name, self.node);
@@ -56,7 +56,7 @@ impl StaticPods {
         }
     }
 
-    /// Returns the pods that run.
+    /// Returns the running pods.
     pub fn running(&self) -> impl Iterator<Item = &RunningPod> {
         self.running.values()
     }

@@ -22,7 +22,7 @@ pub struct Volume {
     pub source: Source,
 }
 
-/// Source of a volume. Files are named by their path in the volume.
+/// Source of a volume's files, by their path in the volume.
 #[derive(Debug, Clone)]
 pub enum Source {
     /// A ConfigMap, on disk.
@@ -102,9 +102,9 @@ pub(super) fn remove(pod: &Path, volume: &Volume) {
     }
 }
 
-/// Writes files as the kubelet's AtomicWriter does (pkg/volume/util/atomic_writer.go): into a new
-/// timestamped directory, to which `..data` is moved by one rename. The visible names are links
-/// through `..data`.
+/// Writes files as the kubelet's AtomicWriter does (pkg/volume/util/atomic_writer.go): writes a new
+/// timestamped directory and moves `..data` to it by a rename. The visible names are links through
+/// `..data`.
 pub fn write_atomically(
     directory: &Path,
     files: &BTreeMap<String, Vec<u8>>,

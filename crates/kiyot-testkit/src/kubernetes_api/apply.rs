@@ -1,14 +1,14 @@
-//! Server-side apply: who owns which fields, as `managedFields` has it.
+//! Server-side apply: the owners of fields, as in `managedFields`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
-/// The path of a field: keys of maps, down to a value that is not a map. Lists are atomic but for
-/// lists with a key, whose items are named by it.
+/// The path of a field: keys of maps, down to a value that is not a map. Lists are atomic, except
+/// lists with a key; the key names their items.
 type FieldPath = Vec<String>;
 
-/// The owners of an object's fields: manager and subresource, with their paths.
+/// The owners of an object's fields: paths by manager and subresource.
 pub(super) type Owners = BTreeMap<(String, String), BTreeSet<FieldPath>>;
 
 /// A field that another manager owns.
@@ -18,8 +18,8 @@ pub(super) struct Owned {
     pub(super) field: String,
 }
 
-/// Applies the fields of `applied` to an object. Fields that the manager applied before, and leaves
-/// out now, are removed unless another manager owns them.
+/// Applies the fields of `applied` to an object. A field that the manager applied earlier and now
+/// omits is removed, unless another manager owns it.
 pub(super) fn apply(
     object: &mut Value,
     owners: &mut Owners,
@@ -69,7 +69,7 @@ fn leaves(value: &Value, path: &mut FieldPath, found: &mut BTreeMap<FieldPath, V
                 path.pop();
             }
         }
-        // Nothing is applied by an object without fields.
+        // An object without fields applies nothing.
         _ if path.is_empty() => {}
         leaf => {
             found.insert(path.clone(), leaf.clone());
@@ -118,12 +118,12 @@ mod tests {
         assert!(by("a", json!({ "x": 1, "y": { "z": 2 } }), false).0);
         let (is_applied, object) = by("a", json!({ "x": 1 }), false);
         assert!(is_applied && object == json!({ "x": 1, "y": {} }), "{object}");
-        // An equal value is owned by both, another one is a conflict.
+        // Both managers own an equal value; a different value is a conflict.
         assert!(by("b", json!({ "x": 1 }), false).0);
         assert!(!by("b", json!({ "x": 2 }), false).0);
         let (is_applied, object) = by("b", json!({ "x": 2 }), true);
         assert!(is_applied && object["x"] == 2, "{object}");
-        // The first manager owns nothing any more, so that nothing of its is removed.
+        // The first manager owns no fields any more, so that none are removed.
         assert_eq!(by("a", json!({}), false).1["x"], 2);
     }
 }

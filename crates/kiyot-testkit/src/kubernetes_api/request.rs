@@ -1,4 +1,4 @@
-//! Requests, as the API server and RBAC read them.
+//! Requests, as parsed by the API server and RBAC.
 
 use http::Method;
 
@@ -11,18 +11,18 @@ pub enum Verb {
     List,
     /// Streams changes.
     Watch,
-    /// Makes an object.
+    /// Creates an object.
     Create,
     /// Replaces an object.
     Update,
-    /// Changes an object, or applies it.
+    /// Changes or applies an object.
     Patch,
     /// Deletes an object.
     Delete,
 }
 
 impl Verb {
-    /// Returns the word of RBAC.
+    /// Returns the verb's name in RBAC.
     pub fn word(self) -> &'static str {
         match self {
             Self::Get => "get",
@@ -36,27 +36,27 @@ impl Verb {
     }
 }
 
-/// A request, as RBAC sees it.
+/// A request, in RBAC's terms.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiRequest {
     /// Verb.
     pub verb: Verb,
-    /// Group; "" for the core.
+    /// API group; "": core.
     pub group: String,
-    /// Resource, as "cells".
+    /// Resource, such as "cells".
     pub resource: String,
-    /// Subresource, as "status"; empty without one.
+    /// Subresource, such as "status"; empty: none.
     pub subresource: String,
-    /// Namespace; empty without one.
+    /// Namespace; empty: none.
     pub namespace: String,
-    /// Name; "" for all objects.
+    /// Name; "": all objects.
     pub name: String,
     /// Parameters of the query, decoded.
     parameters: Vec<(String, String)>,
 }
 
 impl ApiRequest {
-    /// Reads a request; `None` for a path that is none of the API's.
+    /// Parses a request. Returns `None` for a path outside the API.
     pub(super) fn parse(head: &http::request::Parts) -> Option<Self> {
         let parameters: Vec<_> = head
             .uri
@@ -105,7 +105,7 @@ impl ApiRequest {
         })
     }
 
-    /// Returns a parameter of the query; "" for an absent one.
+    /// Returns a parameter of the query; "" if it is absent.
     pub fn query(&self, name: &str) -> &str {
         let found = self.parameters.iter().find(|(key, _)| key == name);
         found.map(|(_, value)| value.as_str()).unwrap_or_default()

@@ -1,8 +1,9 @@
-//! Validation and pruning by a structural schema, as far as the definitions of the tests use it.
+//! Validation and pruning by a structural schema, with the keywords that the tests' definitions
+//! use.
 
 use serde_json::Value;
 
-/// Removes fields that a schema doesn't have.
+/// Removes fields that are absent from a schema.
 pub(super) fn prune(value: &mut Value, schema: &Value) {
     match value {
         Value::Object(fields) => {
@@ -20,7 +21,7 @@ pub(super) fn prune(value: &mut Value, schema: &Value) {
     }
 }
 
-/// Returns the rules that a value breaks.
+/// Adds the rules that a value breaks to `found`.
 pub(super) fn faults(value: &Value, schema: &Value, at: &str, found: &mut Vec<String>) {
     let mut fault = |text: String| found.push(format!("{at}: {text}"));
     let is_typed = match schema["type"].as_str() {
@@ -70,7 +71,7 @@ pub(super) fn faults(value: &Value, schema: &Value, at: &str, found: &mut Vec<St
     }
 }
 
-/// Returns true for a time of RFC 3339, in UTC.
+/// Returns whether a text is a time of RFC 3339 in UTC.
 fn is_date_time(text: &str) -> bool {
     let Some((date, time)) = text.strip_suffix('Z').and_then(|text| text.split_once('T')) else {
         return false;

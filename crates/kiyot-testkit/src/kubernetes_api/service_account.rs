@@ -1,4 +1,4 @@
-//! The service account of a pod, in files as a kubelet projects them.
+//! The service account of a pod, in files like those that a kubelet projects.
 
 use std::{
     fs,
@@ -7,11 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The directory in which a pod finds it.
+/// The directory of a pod's service account.
 const DIRECTORY: &str = "/run/secrets/kubernetes.io/serviceaccount";
 const FILES: [&str; 3] = ["token", "ca.crt", "namespace"];
 
-/// A service account of the pod that this process plays. Dropping it removes its files.
+/// A service account for this process, which acts as a pod. Dropping it removes its files.
 #[derive(Debug)]
 pub struct ServiceAccount {
     at: SocketAddr,
@@ -20,8 +20,8 @@ pub struct ServiceAccount {
 }
 
 impl ServiceAccount {
-    /// Returns a service account without files. Only for a process in its own namespaces, whose
-    /// `/run` no other sees.
+    /// Returns a service account without files. Only for a process in its own namespaces: no other
+    /// process may see its `/run`.
     pub(super) fn new(at: SocketAddr, authority: String) -> Self {
         assert!(std::env::var_os("OWN_NAMESPACES").is_some(), "/run is the host's");
         Self { at, authority, version: 0 }
@@ -36,7 +36,8 @@ impl ServiceAccount {
         ]
     }
 
-    /// Writes the files with a token, which replaces the one before. All files change at once.
+    /// Writes the files with a new token, which replaces the previous token. All files change at
+    /// once.
     pub fn project(&mut self, token: &str) {
         self.version += 1;
         let directory = Path::new(DIRECTORY);
@@ -56,7 +57,7 @@ impl ServiceAccount {
 
 impl Drop for ServiceAccount {
     fn drop(&mut self) {
-        // Absent if nothing was projected.
+        // The directory is absent if no token was projected.
         let _ = fs::remove_dir_all(DIRECTORY);
     }
 }

@@ -1,4 +1,4 @@
-//! The objects, with their versions and changes.
+//! The objects of the API server, with their versions and changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -68,17 +68,17 @@ pub(super) struct Objects {
     compacted: u64,
     uids: u64,
     schemas: BTreeMap<String, Value>,
-    /// The resources whose status is a subresource.
+    /// The resources with a status subresource.
     with_status: BTreeSet<String>,
     stored: BTreeMap<(String, String), Stored>,
     changes: Vec<Change>,
 }
 
-/// Resources that exist without a definition.
+/// Resources without a definition.
 const BUILT_IN: [&str; 3] = ["pods", "events", "nodes"];
 
 impl Objects {
-    /// Adds the kind of a CustomResourceDefinition.
+    /// Adds the resource of a CustomResourceDefinition.
     pub(super) fn define(&mut self, definition: &Value) {
         let plural = definition["spec"]["names"]["plural"].as_str().unwrap();
         let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
@@ -282,7 +282,7 @@ impl Objects {
             None => (json!({}), Owners::new()),
         };
         check_version(&object, &sent["metadata"]["resourceVersion"])?;
-        // With a status subresource, each of both endpoints writes its part alone.
+        // With a status subresource, each of the two endpoints writes only its part.
         if request.subresource == "status" {
             let status = sent["status"].take();
             let head = ["apiVersion", "kind", "metadata"].map(|key| (key, sent[key].clone()));
@@ -320,7 +320,7 @@ impl Objects {
         Ok((status, self.store(resource, &key, Stored { object, owners })))
     }
 
-    /// Returns a part of a list. A position is the version of the list and the next key.
+    /// Returns a part of a list. A position consists of the list's version and the next key.
     fn list(&self, request: &ApiRequest) -> Result<(u16, Value), Refusal> {
         let (version, from) = match request.query("continue").split_once(' ') {
             Some((version, from)) => (version.parse().unwrap_or(0), from.to_owned()),
@@ -349,7 +349,8 @@ impl Objects {
         Ok((200, list))
     }
 
-    /// Returns the lines of a watch since a position, the next position, and whether it is over.
+    /// Returns the lines of a watch since a position, the next position, and whether the watch is
+    /// over.
     pub(super) fn changes(&self, request: &ApiRequest, position: u64) -> (String, u64, bool) {
         if self.is_expired(position) {
             let status = Refusal::of(410, "Expired", "too old resource version").status();
@@ -364,7 +365,8 @@ impl Objects {
         let lines = new
             .map(|change| format!("{}\n", json!({ "type": change.kind, "object": change.object })));
         let mut lines: String = lines.collect();
-        // An API server sends bookmarks now and then: objects of zero values, but for the position.
+        // An API server sends bookmarks now and then: objects with zero values, except for the
+        // position.
         if !lines.is_empty() && request.query("allowWatchBookmarks") == "true" {
             let metadata = json!({
                 "resourceVersion": self.version.to_string(),
@@ -411,7 +413,7 @@ fn key_of(object: &Value) -> String {
     }
 }
 
-/// Returns true if an object has the namespace and the selectors of a request.
+/// Returns whether an object matches the namespace and the selectors of a request.
 fn is_selected(request: &ApiRequest, object: &Value) -> bool {
     let pairs = |selector: &str| -> Vec<(String, String)> {
         let pairs = selector.split(',').filter_map(|pair| pair.split_once('='));
@@ -419,7 +421,7 @@ fn is_selected(request: &ApiRequest, object: &Value) -> bool {
     };
     let has_label =
         |(key, value): (String, String)| object["metadata"]["labels"][&key] == json!(value);
-    // A key alone selects the objects that have it.
+    // A key without a value selects all objects that have the key.
     let has_key = |key: &&str| !object["metadata"]["labels"][*key].is_null();
     let keys = request.query("labelSelector").split(',');
     let mut keys = keys.filter(|part| !part.is_empty() && !part.contains('='));

@@ -1,12 +1,12 @@
-//! Objects as kubectl prints them, by the columns of their definition.
+//! Tables of objects as kubectl prints them, by the columns of their definition.
 
 use serde_json::Value;
 
-/// Returns the table of `kubectl get`, or of `kubectl get -o wide`, at the age that all objects
-/// have by a clock of `now`.
+/// Returns the table of `kubectl get` or `kubectl get -o wide`. `now` decides on the age of all
+/// objects.
 ///
 /// # Panics
-/// If the definition has a JSONPath that is no chain of fields.
+/// If a JSONPath of the definition is no chain of fields.
 pub fn table<'o>(
     definition: &Value,
     objects: impl IntoIterator<Item = &'o Value>,

@@ -1,4 +1,4 @@
-//! Certificates of a played API server.
+//! Certificates of a simulated API server.
 
 use std::{net::Ipv4Addr, sync::Arc};
 
@@ -13,7 +13,7 @@ use tokio_rustls::{
     },
 };
 
-/// An authority, with a server's certificate for 127.0.0.1.
+/// An authority with a server certificate for 127.0.0.1.
 pub(super) struct Authority {
     /// The certificate of the authority, PEM.
     pub(super) certificate: String,

@@ -13,8 +13,8 @@ use crate::kubelet::CgroupDriver;
 /// Bit of CAP_SYS_RESOURCE in `CapEff`.
 const CAP_SYS_RESOURCE: u64 = 1 << 24;
 
-/// Writes all configuration beneath a directory. `network` is the number of the node's network, and
-/// `discards` sets `discard_unpacked_layers`.
+/// Writes all configuration files beneath a directory. `network` is the number of the node's
+/// network, and `discards` sets `discard_unpacked_layers`.
 pub(super) fn write(
     directory: &Path,
     name: &str,
@@ -98,8 +98,8 @@ pub(super) fn cni_plugins() -> PathBuf {
     }
 }
 
-/// Returns true without CAP_SYS_RESOURCE: then no process can lower an OOM score, and runc fails
-/// to.
+/// Returns whether CAP_SYS_RESOURCE is missing. Without it no process can lower an OOM score, and
+/// runc fails if it tries.
 pub(super) fn restricts_oom_score() -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status

@@ -1,4 +1,4 @@
-//! The images of every node, imported once in a process.
+//! The images of every node, imported once per process.
 
 use std::path::{Path, PathBuf};
 
@@ -7,10 +7,10 @@ use tokio::sync::OnceCell;
 use super::{BUSYBOX_IMAGE, Node, PAUSE_IMAGE, ROOT};
 use crate::{command, image::ImageSpec};
 
-/// Memory file system, which ends with the namespaces of the process.
+/// Memory file system, which ends with the process's namespaces.
 const MEMORY: &str = "/run";
 
-/// Returns a root directory of containerd with the images [`PAUSE_IMAGE`] and [`BUSYBOX_IMAGE`]. A
+/// Returns a containerd root directory with the images [`PAUSE_IMAGE`] and [`BUSYBOX_IMAGE`]. A
 /// copy costs a tenth of the imports.
 pub(super) async fn root() -> &'static Path {
     static ROOT: OnceCell<PathBuf> = OnceCell::const_new();

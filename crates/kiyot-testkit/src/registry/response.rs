@@ -12,9 +12,9 @@ use super::{Access, MANIFEST, Pace, Shared};
 
 /// Idle timeout of a connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Period at which a stalled transfer checks for its release and for the end of the registry.
+/// Period in which a stalled transfer checks for its release and the registry's end.
 const STALL_POLL_PERIOD: Duration = Duration::from_millis(100);
-/// Bytes of a request body.
+/// Most bytes of a request body.
 const MAX_BODY_BYTES: usize = 64 * 1024;
 /// The message of a refused pull.
 pub const REFUSAL: &str = "only the violet team may pull this";
@@ -155,7 +155,7 @@ fn found(path: &str, shared: &Shared) -> Option<Response> {
     })
 }
 
-/// Returns the `WWW-Authenticate` of a request without valid credentials.
+/// Returns the header `WWW-Authenticate` for a request without valid credentials.
 fn challenge(request: &Request, shared: &Shared) -> Option<String> {
     let bearer = |scope: &str, error: &str| {
         let realm = format!("http://{}/token", shared.at);
@@ -181,7 +181,7 @@ fn challenge(request: &Request, shared: &Shared) -> Option<String> {
     }
 }
 
-/// Serves the token service: `GET` has credentials in the header, `POST` in a form.
+/// Serves the token service. `GET` has credentials in the header, `POST` in a form.
 fn token(request: &Request, access: &Access) -> Response {
     let Access::Token { user, password, identity } = access else {
         return Response { status: "404 Not Found", headers: Vec::new(), body: Vec::new() };
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_encodes_the_vectors_of_its_rfc() {
+    fn base64_encodes_the_rfc_vectors() {
         for (text, encoded) in
             [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
         {
