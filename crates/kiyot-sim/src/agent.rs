@@ -1,4 +1,4 @@
-//! Agents of the simulated world: they enrol, run containers, and power off without contact.
+//! Agents of the simulated world: they enrol, run containers, and power off if they lose contact.
 
 use std::time::Duration;
 
@@ -11,23 +11,23 @@ use kiyot_link::certificate::sha256;
 
 use crate::world::{Happening, World};
 
-/// The time without enrolment after which an instance powers off.
+/// An instance that has not enrolled within this time powers off.
 const ENROL_LIMIT: Duration = Duration::from_secs(900);
-/// The time without contact after which an agent stops its pod.
+/// An agent stops its pod after this time without contact.
 pub(super) const ORPHAN_TIMEOUT: Duration = Duration::from_secs(900);
-/// The time without contact after which an agent has stopped its pod.
+/// An agent has stopped its pod after this time without contact.
 pub(super) const STOPPED_BY_ITSELF: Duration = Duration::from_secs(900 + 120);
-/// The pause of an agent between two attempts to connect.
+/// The pause of an agent between two dials.
 const REDIAL: Duration = Duration::from_secs(5);
-/// The pause of an agent after it was refused.
+/// The pause of an agent after a refusal.
 const REFUSED_REDIAL: Duration = Duration::from_secs(30);
-/// The time within which the daemon awaits the confirmation of a shutdown.
+/// The daemon waits this long for the confirmation of a shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
-/// The time in which the daemon notices that an agent has no network, in seconds.
+/// The time until the daemon notices that an agent has no network, in seconds.
 const KEEPALIVE: (u64, u64) = (15, 20);
-/// The time within which cells fall silent together.
+/// Cells fall silent together if they do within this time.
 const TOGETHER: Duration = Duration::from_secs(60);
-/// The time beyond its limit in which a silent cell is lost, with repeated probes.
+/// A silent cell is lost within this time after its limit, even with repeated probes.
 const SILENCE_LIMIT: Duration = Duration::from_secs(600);
 
 /// An agent.
@@ -36,30 +36,30 @@ pub(super) struct Agent {
     pub(super) cell: CellId,
     token_sha256: String,
     key_sha256: String,
-    /// The number of keys that it made.
+    /// The number of keys that the agent has made.
     keys: u32,
     enrolled: bool,
     connected: bool,
-    /// The number of its connections.
+    /// The number of the agent's connections.
     connection: u64,
-    /// The time from which on the daemon knows that it is silent.
+    /// The time since which the daemon knows that the agent is silent.
     silent_since: Option<Duration>,
-    /// The pod whose containers run.
+    /// The pod whose containers the agent runs.
     containers: Option<usize>,
-    /// True while it ends its containers.
+    /// True while the agent ends its containers.
     stops: bool,
     pub(super) started: Duration,
     last_contact: Duration,
-    /// The begin and the end of a pause.
+    /// The start and the end of a pause.
     pub(super) paused: Option<(Duration, Duration)>,
-    /// The time until which it has no network.
+    /// The end of the agent's network cut.
     pub(super) cut_until: Duration,
-    /// True once it was killed for good. Its containers may run on.
+    /// True after the agent was killed for good. Its containers may still run.
     pub(super) is_dead: bool,
 }
 
 impl Agent {
-    /// Returns the agent of an instance, which starts at a time.
+    /// Returns the agent of an instance that starts at this time.
     pub(super) fn new(cell: CellId, token: &str, instance: &InstanceId, started: Duration) -> Self {
         Self {
             cell,
@@ -80,13 +80,13 @@ impl Agent {
         }
     }
 
-    /// Shifts all times by a pause, in which its clock stood still.
+    /// Shifts all times by a pause, during which the agent's clock stood still.
     pub(super) fn shift_clock(&mut self, by: Duration) {
         self.started += by;
         self.last_contact += by;
     }
 
-    /// Loses what an agent has in memory. Its key is on disk once it has enrolled.
+    /// Drops the agent's memory. The agent's key is on disk after enrolment.
     pub(super) fn kill(&mut self, instance: &InstanceId, now: Duration) {
         self.stops = false;
         self.lose_contact(now);
@@ -96,7 +96,7 @@ impl Agent {
         }
     }
 
-    /// Returns true if it was connected.
+    /// Ends the contact. Returns whether the agent was connected.
     fn lose_contact(&mut self, now: Duration) -> bool {
         if self.connected {
             self.last_contact = now;
@@ -110,7 +110,7 @@ impl Agent {
 }
 
 impl World<'_> {
-    /// Enrols or connects, or gives up.
+    /// Enrols or connects an agent, or powers its instance off.
     pub(super) fn agent_dials(&mut self, instance: &InstanceId) {
         if !self.runs(instance) {
             return self.agent_off(instance);
@@ -165,7 +165,7 @@ impl World<'_> {
         }
     }
 
-    /// Receives the answer of a claim.
+    /// Receives the reply to a claim.
     pub(super) fn claimed(
         &mut self,
         instance: &InstanceId,
@@ -182,18 +182,18 @@ impl World<'_> {
                 agent.last_contact = self.now;
                 self.after(Duration::from_millis(50), Happening::AgentDials(instance.clone()));
             }
-            // It tries again: the daemon may have failed to record the claim.
+            // The agent tries again: the daemon may have failed to record the claim.
             Err(refusal) => self.log(format_args!("claim of {instance} refused: {refusal:?}")),
         }
     }
 
-    /// Returns the time until a paused instance goes on.
+    /// Returns the remaining time of an instance's pause.
     pub(super) fn left_of_pause(&self, instance: &InstanceId) -> Option<Duration> {
         let (_, until) = self.agents.get(instance)?.paused?;
         Some(until.saturating_sub(self.now) + Duration::from_millis(1))
     }
 
-    /// Breaks the connection of an agent.
+    /// Breaks an agent's connection.
     pub(super) fn lose_contact(&mut self, instance: &InstanceId) {
         let now = self.now;
         if let Some(agent) = self.agents.get_mut(instance)
@@ -206,7 +206,7 @@ impl World<'_> {
         }
     }
 
-    /// Has the daemon notice, after some time, that a connection has ended.
+    /// Makes the daemon notice after some time that a connection has ended.
     pub(super) fn link_ends(&mut self, instance: &InstanceId, noticed: Duration) {
         if let Some(agent) = self.agents.get(instance) {
             let (run, connection) = (self.run, agent.connection);
@@ -226,7 +226,7 @@ impl World<'_> {
         self.handle(Event::Disconnected(cell));
     }
 
-    /// Counts the silence of all agents from now on: the daemon starts.
+    /// Marks all agents as silent from now on, at a start of the daemon.
     pub(super) fn agents_are_silent(&mut self) {
         let now = self.now;
         for agent in self.agents.values_mut() {
@@ -234,7 +234,7 @@ impl World<'_> {
         }
     }
 
-    /// Returns the limit of the silence of a cell, if there is one.
+    /// Returns the limit of a cell's silence; `None`: no limit.
     fn silence_limit(&self, cell: &CellId) -> Option<Duration> {
         let pod = self.pods_in_cells.get(cell).and_then(|pod| self.pods.get(*pod));
         match pod.and_then(|pod| pod.wanted.request.healthy_timeout) {
@@ -243,7 +243,7 @@ impl World<'_> {
         }
     }
 
-    /// Checks that a cell that the engine takes for lost is silent, by itself.
+    /// Checks that a cell that the engine considers lost is silent, and not with many others.
     pub(super) fn check_lost(&mut self, cell: &CellId) {
         let Some(daemon) = &self.daemon else { return };
         let silent_since = |cell: &CellId| {
@@ -264,17 +264,17 @@ impl World<'_> {
         let silence = since.map(|since| self.now - since);
         self.log(format_args!("{cell} is lost, silent for {silence:?}"));
         if silence.zip(limit).is_none_or(|(silence, limit)| silence < limit) {
-            self.violation(format!("{cell} is lost after {silence:?}, and its limit is {limit:?}"));
+            self.violation(format!("{cell} is lost after {silence:?}, but its limit is {limit:?}"));
         }
         let has_stopped = silence.is_some_and(|silence| silence >= STOPPED_BY_ITSELF);
         if silent >= 3 && silent * 3 >= all && !has_stopped {
-            self.violation(format!("{cell} is lost, and {silent} of {all} are silent"));
+            self.violation(format!("{cell} is lost, although {silent} of {all} are silent"));
         }
         self.lost.insert(cell.clone());
     }
 
-    /// Checks that the engine takes no connected cell for silent, and that a pod does not read as
-    /// running for long after its cell fell silent.
+    /// Checks that the engine considers no connected cell silent, and that a pod does not read as
+    /// running long after its cell fell silent.
     pub(super) fn check_silence(&mut self) {
         let Some(daemon) = &self.daemon else { return };
         if daemon.engine.is_cut_off() {
@@ -285,7 +285,7 @@ impl World<'_> {
         for (instance, agent) in &self.agents {
             let cell = &agent.cell;
             if agent.connected && daemon.engine.is_silent(cell) && self.runs(instance) {
-                violations.push(format!("{cell} counts as silent, and its agent is connected"));
+                violations.push(format!("{cell} counts as silent, but its agent is connected"));
             }
             let (Some(since), Some(limit)) = (agent.silent_since, self.silence_limit(cell)) else {
                 continue;
@@ -294,7 +294,9 @@ impl World<'_> {
             let is_bound = daemon.engine.watched_cells().any(|bound| bound == cell);
             let silence = self.now.saturating_sub(since.max(can_tell));
             if is_ready && is_bound && !self.outage && silence > limit + SILENCE_LIMIT {
-                violations.push(format!("a pod runs in {cell}, silent since {since:?}"));
+                violations.push(format!(
+                    "a pod reads as running in {cell}, which is silent since {since:?}"
+                ));
             }
         }
         for violation in violations {
@@ -302,7 +304,7 @@ impl World<'_> {
         }
     }
 
-    /// Breaks the connections of all agents, or of those of a cell.
+    /// Breaks the connections of all agents, or of a single cell's agent.
     pub(super) fn disconnect(&mut self, cell: Option<&CellId>) {
         let broken: Vec<InstanceId> = self
             .agents
@@ -315,7 +317,7 @@ impl World<'_> {
         }
     }
 
-    /// Starts containers that could not be started before the agent connected again.
+    /// Starts containers that had to wait until the agent connected again.
     fn start_late_containers(&mut self, instance: &InstanceId, cell: &CellId) {
         let has_none = self.agents.get(instance).is_some_and(|agent| agent.containers.is_none());
         if has_none && let Some(pod) = self.pods_in_cells.get(cell).copied() {
@@ -331,7 +333,7 @@ impl World<'_> {
             .iter()
             .find(|(instance, agent)| agent.containers == Some(pod) && self.runs(instance));
         if let Some((other, _)) = other {
-            let text = format!("two of pod {uid}: its containers run on {other}, and in {cell}");
+            let text = format!("containers of pod {uid} run on {other} and in {cell}");
             self.violation(text);
         }
         let instance = self
@@ -354,7 +356,7 @@ impl World<'_> {
         running.next().map(|(instance, _)| instance)
     }
 
-    /// Shuts the pod of a cell down, on behalf of the daemon.
+    /// Shuts down the pod of a cell for the daemon.
     pub(super) fn shut_down(&mut self, cell: &CellId) {
         let (run, deaf_agent) = (self.run, self.faults().deaf_agent);
         let agent = self.agents.iter().find(|(instance, agent)| {
@@ -381,7 +383,8 @@ impl World<'_> {
         self.after(SHUTDOWN_TIMEOUT, Happening::Deliver { run, event });
     }
 
-    /// Ends the containers after a shutdown, and confirms it to the daemon that asked.
+    /// Ends the containers after a shutdown, and confirms the shutdown to the daemon that requested
+    /// it.
     pub(super) fn agent_stopped(&mut self, run: u64, cell: CellId, instance: &InstanceId) {
         if let Some(wait) = self.left_of_pause(instance) {
             if run == self.run {
@@ -400,7 +403,7 @@ impl World<'_> {
             }
             stops && agent.connected
         });
-        // Another daemon did not ask.
+        // Only the run that requested the shutdown gets the confirmation.
         if run == self.run {
             if is_confirmed {
                 self.handle(Event::ShutDown(cell, true));

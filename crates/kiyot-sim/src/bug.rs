@@ -1,4 +1,4 @@
-//! Bugs that are planted between the engine and its world, to prove that the simulation finds them.
+//! Bugs planted between the engine and its world, to prove that the simulation finds them.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -17,13 +17,13 @@ pub enum Bug {
     LaunchBeforeRecord,
     /// A replay of a launch has another token.
     NewTokenOnReplay,
-    /// A launch without an answer is taken for a failed launch.
+    /// A launch without a reply is taken for a failed launch.
     UnansweredIsFailure,
     /// An accepted termination is taken for a confirmed end.
     AcceptedIsConfirmed,
-    /// An agent that does not answer is taken for one that has stopped its pod.
+    /// An agent that does not reply is taken for an agent that has stopped its pod.
     SilenceIsShutdown,
-    /// An instance that is not listed is taken for an ended instance.
+    /// An instance absent from a list is taken for an ended instance.
     AbsenceIsEnd,
     /// The orphan timeout is taken for proof, although agents may be paused or stopped.
     OrphanTimeoutIsProof,
@@ -33,13 +33,13 @@ pub enum Bug {
     SilenceIsIgnored,
     /// A silent cell that connects again is not noticed.
     ReconnectIsIgnored,
-    /// A warm cell is given to a pod without a look at the pod's needs.
+    /// A warm cell is given to a pod without a check of the pod's needs.
     UnsuitedIsTaken,
-    /// A warm cell is attached before it is recorded whose it is.
+    /// A warm cell is attached before its pod is recorded.
     TakenIsNotRecorded,
 }
 
-/// Changes a value as a bug does.
+/// Changes a value if a bug is planted.
 pub(super) fn planted<T>(bug: Option<Bug>, mut value: T, change: impl FnOnce(Bug, &mut T)) -> T {
     if let Some(bug) = bug {
         change(bug, &mut value);
@@ -91,7 +91,7 @@ impl Bug {
     }
 
     /// Changes an event on its way to the engine.
-    /// `is_silent` says that the cell of a connection was silent.
+    /// `is_silent`: the connection's cell was silent.
     pub(super) fn on_event(self, event: &mut Event, is_silent: bool) {
         match (self, event) {
             (Self::SilenceIsIgnored, event @ Event::Disconnected(_)) => *event = Event::Tick,
@@ -101,7 +101,7 @@ impl Bug {
             (Self::UnansweredIsFailure, Event::Launched(_, Err(error)))
                 if error.class == ErrorClass::Unanswered =>
             {
-                // A refusal that has no effect.
+                // A refusal without an effect on the offering.
                 error.class = ErrorClass::Capacity;
             }
             (Self::AcceptedIsConfirmed, Event::Terminated { outcome: Ok(progress), .. }) => {

@@ -14,7 +14,7 @@ use crate::{
     world::{FINGERPRINT, Happening, World},
 };
 
-/// The time after which a call without an answer is given up.
+/// A call without a reply is given up after this time.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The time of a slow termination, in seconds.
 const SLOW_END: (u64, u64) = (600, 3600);
@@ -51,7 +51,7 @@ impl World<'_> {
         self.after(sim::CAPABILITIES.listing_period, Happening::List { run });
     }
 
-    /// Calls the provider: the request and its reply may be lost, late or refused.
+    /// Calls the provider. The request and its reply may be lost, late or refused.
     pub(super) fn call(&mut self, provider: ProviderKey, call: Call) {
         let (run, faults) = (self.run, self.faults());
         let wait = match self.node.on_node_of(provider) {
@@ -91,7 +91,7 @@ impl World<'_> {
         }
     }
 
-    /// Carries a call out at the provider.
+    /// Carries out a call at the provider.
     pub(super) fn arrive(&mut self, run: u64, call: ProviderCall, replies: bool) {
         let ProviderCall { provider, call } = call;
         let event = match call {
@@ -109,7 +109,7 @@ impl World<'_> {
                 Event::Described(cell, described)
             }
             Call::List(began) => {
-                // A list is some time old.
+                // A list may be some time old.
                 let at = self.now.saturating_sub(self.rng.seconds(0, 20));
                 let mut instances = self.cloud.list(at);
                 instances.retain(|it| self.node.provider_of(&it.offering) == provider);
@@ -171,19 +171,19 @@ impl World<'_> {
         })
     }
 
-    /// Returns whether a provider has an outage.
+    /// Returns whether a provider is in an outage.
     fn is_down(&self, provider: ProviderKey) -> bool {
         self.outage && self.outage_of.is_none_or(|failed| failed == provider)
     }
 
-    /// Checks that no other provider holds an unresolved launch for the pod of a launch. A daemon
-    /// that starts replays launches whose end it could not write.
+    /// Checks that no other provider has an unresolved launch for the launch's pod. A starting
+    /// daemon replays launches whose end it could not write.
     pub(super) fn check_unresolved(&mut self, launched: &CellId, provider: ProviderKey) {
         if !self.tried.insert(launched.clone()) {
             return;
         }
         let uid = self.cells.get(launched).map(|cell| cell.pod_uid.clone()).unwrap_or_default();
-        // The record of a cell that has ended, or that a pool got, may not be written yet.
+        // The record of an ended or pooled cell may not be written yet.
         let Some(daemon) = &self.daemon else { return };
         let is_of_pod = |id: &CellId| {
             let view = daemon.engine.cell_view(id, self.time());
@@ -197,7 +197,7 @@ impl World<'_> {
         }
     }
 
-    /// Returns an error for an instance that a provider does not know.
+    /// Returns an error if an instance is not the provider's.
     fn is_of(&self, provider: ProviderKey, instance: &InstanceId) -> Result<(), ProviderError> {
         let known = self.cloud.instances().get(instance);
         match known.filter(|known| self.node.provider_of(&known.offering) == provider) {
@@ -214,7 +214,7 @@ impl World<'_> {
         self.is_of(provider, instance)?;
         let known = self.cloud.instances().get(instance);
         let takes = if known.is_none_or(|known| known.ending.is_some()) {
-            // A repeated call changes nothing.
+            // A repeated termination changes nothing.
             Duration::ZERO
         } else if self.node.on_node_of(provider).is_some() {
             self.rng.millis(ON_NODE.0, ON_NODE.1)
@@ -253,7 +253,7 @@ impl Call {
             Self::EndStrays(instances) => {
                 Event::StraysEnded { provider, accepted: Vec::new(), failed: instances.clone() }
             }
-            // The next listing follows at its period.
+            // The next list follows at its period.
             Self::List(_) => return None,
         })
     }

@@ -13,13 +13,13 @@ use crate::world::{Happening, World};
 
 /// The period at which capacities change.
 const PERIOD: Duration = Duration::from_secs(600);
-/// The most instances that a scarce offering has room for.
+/// The most instances of a scarce offering.
 const MAX_SCARCE: usize = 2;
-/// The most candidates that a launch tries, in a world where it does not try all.
+/// The most candidates that a launch tries, in a world where launches don't try all.
 const MAX_TRIED: usize = 3;
 
 impl World<'_> {
-    /// Decides how many candidates a launch tries.
+    /// Chooses how many candidates a launch tries.
     pub(super) fn limit_tries(&mut self) {
         if self.options.faults.scarce > 0 {
             let tried = self.rng.below(MAX_TRIED + 1);
@@ -28,7 +28,7 @@ impl World<'_> {
         }
     }
 
-    /// Makes some offerings scarce, and others plentiful.
+    /// Makes some offerings scarce and others plentiful.
     pub(super) fn change_capacity(&mut self) {
         let scarce = self.faults().scarce;
         for number in 0..self.offerings.len() {
@@ -46,7 +46,7 @@ impl World<'_> {
         }
     }
 
-    /// Returns the cell and the offerings of a refusal.
+    /// Returns the cell and the refused offerings of a refusal.
     pub(super) fn refusal(event: &Event) -> Option<(CellId, Vec<Offering>)> {
         match event {
             Event::Launched(cell, Err(error)) if error.class == ErrorClass::Capacity => {
@@ -60,14 +60,15 @@ impl World<'_> {
         }
     }
 
-    /// Remembers the offerings that the order of a cell was refused.
+    /// Records the offerings that were refused to a cell's order.
     pub(super) fn refused(&mut self, cell: &CellId, offerings: Vec<Offering>) {
         if let Some(order) = self.order_of(cell) {
             self.refused.entry(order).or_default().extend(offerings);
         }
     }
 
-    /// Checks that a launch requests offerings of one market, and none that its order was refused.
+    /// Checks that a launch requests offerings of one market, and no offerings that were refused to
+    /// its order.
     pub(super) fn check_candidates(&mut self, launch: &Launch) {
         let cell = &launch.spec.cell;
         let refused: Option<&BTreeSet<Offering>> =
@@ -79,7 +80,7 @@ impl World<'_> {
         let first = markets.next();
         let is_mixed = markets.any(|market| Some(market) != first);
         if let Some(offering) = again {
-            let text = format!("{cell} requests {offering}, which its order was refused");
+            let text = format!("{cell} requests {offering}, which was refused to its order");
             self.violation(text);
         }
         if is_mixed {

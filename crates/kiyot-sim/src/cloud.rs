@@ -37,40 +37,40 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     parameters_without_effect_on_boots: &[],
 };
 
-/// The key of the second provider of a world with two.
+/// The key of the second provider, in a world with two.
 pub(crate) const SECOND: ProviderKey = "sim-2";
 
-/// The instance types, the cheapest first.
+/// The instance types, cheapest first.
 const INSTANCE_TYPES: [&str; 3] = ["small", "medium", "large"];
-/// The zones. In a world with two providers the last is the second provider's.
+/// The zones. In a world with two providers the last zone is the second provider's.
 pub const ZONES: [&str; 3] = ["zone-a", "zone-b", "zone-c"];
 
-/// The time for which a terminated instance is listed.
+/// A terminated instance is listed for this time.
 const TERMINATED_LISTED: Duration = Duration::from_secs(3600);
 
 /// An instance of the simulated cloud.
 #[derive(Debug, Clone)]
 pub struct SimInstance {
-    /// The parameters of its launch.
+    /// The parameters of the launch.
     pub spec: LaunchSpec,
-    /// The token of its launch.
+    /// The token of the launch.
     pub token: String,
-    /// The fingerprint in its tags.
+    /// The fingerprint in the tags.
     pub fingerprint: String,
-    /// Its offering.
+    /// The offering.
     pub offering: Offering,
-    /// The time of its launch.
+    /// The time of the launch.
     pub launched: Duration,
-    /// The time from which on lists and descriptions show it.
+    /// The time from which lists and descriptions show the instance.
     pub visible: Duration,
-    /// The time from which on it ends, and the time at which it has ended.
+    /// The time at which the instance begins to end, and the time at which it has ended.
     pub ending: Option<(Duration, Duration)>,
-    /// True once the cloud has taken it back.
+    /// True after an interruption by the cloud.
     pub is_interrupted: bool,
 }
 
 impl SimInstance {
-    /// Returns true if it runs at a time.
+    /// Returns whether the instance runs at a time.
     pub fn runs(&self, now: Duration) -> bool {
         self.ending.is_none_or(|(_, ended)| now < ended)
     }
@@ -105,16 +105,16 @@ impl SimInstance {
 pub struct SimCloud {
     instances: BTreeMap<InstanceId, SimInstance>,
     launches: u64,
-    /// The number of instances that each offering has room for; absent ones have no limit.
+    /// The number of instances that each offering has room for. Absent offerings have no limit.
     capacity: BTreeMap<Offering, usize>,
-    /// The zones in which nothing can be launched.
+    /// The zones in which launches fail.
     closed_zones: BTreeSet<String>,
-    /// Bounds the candidates that a launch tries; `None` for all.
+    /// The most candidates that a launch tries; `None`: all.
     max_tried: Option<usize>,
 }
 
 impl SimCloud {
-    /// Returns the instance types: each has twice the size and the price of the previous.
+    /// Returns the instance types. Each has twice the size and the price of the previous type.
     pub fn catalogue() -> Catalogue {
         let entries = INSTANCE_TYPES.into_iter().zip(0..).map(|(name, doublings)| {
             let offer = |zone: &str, market, micros: u64| Offer {
@@ -147,12 +147,12 @@ impl SimCloud {
         self.capacity.insert(offering, instances);
     }
 
-    /// Removes the limit of an offering's capacity. Returns true if it had a limit.
+    /// Removes the limit of an offering's capacity. Returns whether it had a limit.
     pub fn clear_capacity(&mut self, offering: &Offering) -> bool {
         self.capacity.remove(offering).is_some()
     }
 
-    /// Closes a zone for launches, or opens it.
+    /// Opens or closes a zone for launches.
     pub fn set_zone_open(&mut self, zone: &str, is_open: bool) {
         if is_open {
             self.closed_zones.remove(zone);
@@ -161,7 +161,7 @@ impl SimCloud {
         }
     }
 
-    /// Bounds the candidates that a launch tries; `None` for all.
+    /// Sets the most candidates that a launch tries; `None`: all.
     pub fn set_max_tried(&mut self, candidates: Option<usize>) {
         self.max_tried = candidates;
     }
@@ -179,12 +179,12 @@ impl SimCloud {
         running < *capacity
     }
 
-    /// Returns all instances that were ever launched.
+    /// Returns all instances that were launched.
     pub fn instances(&self) -> &BTreeMap<InstanceId, SimInstance> {
         &self.instances
     }
 
-    /// Launches an instance, or returns that of an earlier launch with the token.
+    /// Launches an instance, or returns the instance of an earlier launch with the token.
     pub fn launch(
         &mut self,
         spec: &LaunchSpec,
@@ -218,7 +218,7 @@ impl SimCloud {
         Ok(id)
     }
 
-    /// Lists the instances as they were at a time.
+    /// Lists the instances as of a time.
     pub fn list(&self, at: Duration) -> Vec<Instance> {
         self.instances
             .iter()
@@ -236,7 +236,7 @@ impl SimCloud {
         known.map(|instance| instance.described(id, now)).ok_or_else(|| not_found(id))
     }
 
-    /// Terminates an instance, which has ended some time later.
+    /// Terminates an instance. The instance has ended some time later.
     pub fn terminate(
         &mut self,
         id: &InstanceId,
@@ -254,12 +254,12 @@ impl SimCloud {
         Ok(Termination::Accepted)
     }
 
-    /// Ends an instance by itself.
+    /// Ends an instance without a call.
     pub fn end(&mut self, id: &InstanceId, now: Duration) {
         self.end_within(id, now, Duration::ZERO);
     }
 
-    /// Ends an instance by itself, after some time at the latest.
+    /// Ends an instance without a call, after this time at the latest.
     pub fn end_within(&mut self, id: &InstanceId, now: Duration, takes: Duration) {
         if let Some(instance) = self.instances.get_mut(id)
             && instance.runs(now)
@@ -269,14 +269,14 @@ impl SimCloud {
         }
     }
 
-    /// Shows the end of a running instance as an interruption of spot.
+    /// Marks the end of a running instance as a spot interruption.
     pub fn interrupt(&mut self, id: &InstanceId) {
         if let Some(instance) = self.instances.get_mut(id) {
             instance.is_interrupted |= instance.ending.is_none();
         }
     }
 
-    /// Removes instances that are not listed any more, and returns them. Bounds the memory of long
+    /// Removes and returns instances that are no longer listed, which limits the memory of long
     /// simulations.
     pub fn forget_old(&mut self, now: Duration) -> Vec<SimInstance> {
         let all = std::mem::take(&mut self.instances);

@@ -1,5 +1,5 @@
-//! The daemon of the simulated world: it carries out the engine's effects, and can be killed
-//! between two of them.
+//! The daemon of the simulated world. It carries out the engine's effects, and can be killed
+//! between two effects.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -26,10 +26,10 @@ use crate::{
     world::{FINGERPRINT, Happening, World},
 };
 
-/// The date of the beginning of a simulation.
+/// The date of the simulation's start.
 const EPOCH: Duration = Duration::from_secs(1_800_000_000);
 
-/// The limit of silence of pods without a limit of their own.
+/// The limit of silence for pods without their own limit.
 pub(super) const HEALTHY_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// A run of the daemon.
@@ -37,21 +37,21 @@ pub(super) const HEALTHY_TIMEOUT: Duration = Duration::from_secs(90);
 pub(super) struct Daemon {
     pub(super) engine: Engine,
     pub(super) started: Duration,
-    /// The effects of each cell, with the numbers of their events.
+    /// The queued effects of each cell, with the numbers of their events.
     queues: BTreeMap<CellId, VecDeque<(u64, Effect)>>,
     event: u64,
     /// The time of the next queued timer.
     timer: Option<Duration>,
     pub(super) claim: u64,
-    /// The instances and keys of open claims.
+    /// The instances and keys of pending claims.
     pub(super) claims: BTreeMap<u64, (InstanceId, String)>,
-    /// The pods whose runs wait for an order.
+    /// The pods whose runs wait for an order, by sandbox.
     orders: BTreeMap<SandboxId, usize>,
-    /// The pods whose stops wait for the end of a cell.
+    /// The pods whose stops wait for a cell's end, by cell.
     pub(super) enders: BTreeMap<CellId, usize>,
 }
 
-/// The seams of a simulated engine.
+/// The dependencies of a simulated engine.
 #[derive(Debug)]
 struct SimSeams(fastrand::Rng);
 
@@ -153,7 +153,7 @@ impl World<'_> {
         self.log(format_args!("daemon is killed"));
         self.daemon = None;
         self.refused.clear();
-        // Nothing of this run reaches the next.
+        // No event of this run reaches the next run.
         self.run += 1;
         self.disconnect(None);
         self.daemon_crashed();
@@ -161,7 +161,7 @@ impl World<'_> {
         self.after(wait, Happening::DaemonStarts);
     }
 
-    /// Kills the daemon sometimes. Returns true if it is dead.
+    /// Kills the daemon sometimes. Returns whether it is dead.
     fn may_crash(&mut self) -> bool {
         if self.strikes("crash", self.faults().crash) {
             self.crash();
@@ -194,7 +194,7 @@ impl World<'_> {
         }
     }
 
-    /// Returns the pod that waits for an order.
+    /// Returns the pod whose run waits for an order.
     pub(super) fn pod_of_order(&self, sandbox: &SandboxId) -> Option<usize> {
         self.daemon.as_ref().and_then(|daemon| daemon.orders.get(sandbox)).copied()
     }
@@ -310,7 +310,7 @@ impl World<'_> {
     }
 
     /// Skips the effects that depend on a failed commit. The commit itself stays first in the queue
-    /// until its outcome is handled.
+    /// until its outcome was handled.
     fn commit_failed(&mut self, cell: &CellId, event: u64, of: CommitOf, changes: Vec<Change>) {
         let queue = self.daemon.as_mut().and_then(|daemon| daemon.queues.get_mut(cell));
         let mut skipped = Vec::new();
@@ -387,7 +387,7 @@ impl World<'_> {
                 self.log(format_args!("strays {instances:?}"));
                 self.call(provider, Call::EndStrays(instances));
             }
-            // The node's own parts need no network.
+            // Attach and detach on the node itself need no network.
             (Effect::Attach(_, attachment), Some(cell)) => {
                 self.check_attached(cell, &attachment.pod_uid);
                 let outcome = if self.strikes("failed", self.faults().failed) {
@@ -461,7 +461,7 @@ impl World<'_> {
         }
     }
 
-    /// Checks that a cell has really ended.
+    /// Checks that a cell's instance has ended when the engine ends the cell.
     fn check_ended(&mut self, cell: &CellId, reason: &str) {
         let now = self.now;
         let running = self
@@ -471,15 +471,15 @@ impl World<'_> {
             .find(|(_, instance)| instance.spec.cell == *cell && instance.runs(now))
             .map(|(id, _)| id.clone());
         if let Some(instance) = running {
-            self.violation(format!("{cell} has ended ({reason}), and its {instance} runs"));
+            self.violation(format!("{cell} has ended ({reason}), but its {instance} runs"));
         }
     }
 
-    /// Checks that the instance of a cell ends, which the engine takes for ended.
+    /// Checks that the instance of a cell ends if the engine considers it ended.
     fn check_instance_ended(&mut self, cell: &CellId) {
         let mut of_cell = self.cloud.instances().iter().filter(|(_, of)| of.spec.cell == *cell);
         if let Some((instance, _)) = of_cell.find(|(_, of)| of.ending.is_none()) {
-            let text = format!("{cell} is ended because its instance ended, and {instance} runs");
+            let text = format!("{cell} is ended because its instance ended, but {instance} runs");
             self.violation(text);
         }
     }

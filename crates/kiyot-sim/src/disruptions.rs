@@ -1,4 +1,4 @@
-//! Disruptions of the simulated world's instances, alone or together with their zone.
+//! Disruptions of instances in the simulated world, of a single instance or a whole zone.
 
 use std::time::Duration;
 
@@ -12,38 +12,39 @@ use crate::{
 
 /// The time from a launch to a disruption, in seconds.
 const DISRUPTED_AFTER: (u64, u64) = (1, 1800);
-/// The time in which the provider takes an instance back.
+/// The time from an interruption to the instance's end.
 const INTERRUPTION: Quantiles = Quantiles::new(1, 30, 120, 180, 300);
 /// The duration of a pause.
 const PAUSE: Quantiles = Quantiles::new(30, 900, 3600, 7200, 10_800);
-/// The duration for which an instance has no network.
+/// The duration of an instance's network cut.
 const NETWORK_CUT: Quantiles = Quantiles::new(20, 300, 1500, 3000, 3600);
-/// The duration for which the node has no network, in seconds.
+/// The duration of the node's network cut, in seconds.
 const NODE_CUT: (u64, u64) = (120, 600);
 /// The duration of a zone's outage, in seconds.
 const ZONE_OUTAGE: (u64, u64) = (600, 3000);
-/// The time in which the instances of a zone without power end, in seconds.
+/// The time until instances end in a zone without power, in seconds.
 const POWER_LOSS: (u64, u64) = (0, 120);
-/// The time after which a killed agent is started again, in seconds.
+/// The time until a killed agent starts again, in seconds.
 const AGENT_RESTART: (u64, u64) = (1, 30);
-/// The time after which an instance without an agent powers off, in seconds.
+/// The time until an instance without an agent powers off, in seconds.
 const AGENT_GIVEN_UP: (u64, u64) = (30, 300);
 
 /// A disruption of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Disruption {
-    /// The provider takes the instance back.
+    /// The provider reclaims the instance.
     Interruption,
-    /// Everything in it stands still, its clock too, and goes on later.
+    /// The whole instance, with its clock, stands still and continues later.
     Pause,
-    /// Its network is cut for some time.
+    /// The instance has no network for some time.
     NetworkCut,
-    /// Its agent is killed.
+    /// The agent is killed.
     KilledAgent,
 }
 
 impl World<'_> {
-    /// Decides if the provider's instances can be paused, or if pods have power over their agents.
+    /// Chooses whether the provider's instances can be paused, and whether pods have power over
+    /// agents.
     pub(super) fn choose_provider(&mut self) {
         let faults = self.options.faults;
         if faults.pause > 0 || faults.killed_agent > 0 {
@@ -119,7 +120,7 @@ impl World<'_> {
         self.after(lasts, Happening::Resumes(instance.clone()));
     }
 
-    /// Continues a paused instance, whose clock stood still.
+    /// Continues a paused instance. Its clock stood still.
     pub(super) fn resume(&mut self, instance: &InstanceId) {
         let (now, runs) = (self.now, self.runs(instance));
         let Some(agent) = self.agents.get_mut(instance) else { return };
@@ -137,7 +138,7 @@ impl World<'_> {
         }
     }
 
-    /// Kills an agent. The instance's own supervisor starts it again or powers the instance off,
+    /// Kills an agent. The instance's supervisor restarts the agent or powers the instance off,
     /// unless the pod has power over both.
     fn kill_agent(&mut self, instance: &InstanceId) {
         let now = self.now;
@@ -196,7 +197,7 @@ impl World<'_> {
         ZONES.get(self.rng.below(ZONES.len())).copied().unwrap_or_default()
     }
 
-    /// Closes the way of a zone's new instances to the daemon.
+    /// Cuts the way of a zone's new instances to the daemon.
     pub(super) fn zone_closes(&mut self, zone: &'static str, lasts: Duration) {
         self.count("closed_zone");
         self.log(format_args!("{zone} has no way out for {} s", lasts.as_secs()));
@@ -204,7 +205,7 @@ impl World<'_> {
         *until = (self.now + lasts).max(*until);
     }
 
-    /// Cuts the network of the node: it reaches neither agents nor the provider.
+    /// Cuts the network of the node. The node then reaches neither agents nor the provider.
     pub(super) fn cut_node_off(&mut self, lasts: Duration) {
         self.count("node_cut");
         self.log(format_args!("the node has no network for {} s", lasts.as_secs()));
@@ -217,7 +218,7 @@ impl World<'_> {
         }
     }
 
-    /// Closes a zone. Its instances end, or lose their network.
+    /// Closes a zone. The zone's instances end, or lose their network.
     pub(super) fn zone_fails(&mut self, zone: &'static str, lasts: Duration) {
         let (now, until, loses_power) = (self.now, self.now + lasts, self.rng.once_in(3));
         self.count("zone_outage");

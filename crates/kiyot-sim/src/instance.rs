@@ -1,4 +1,4 @@
-//! Instances of the simulated world: they boot, and end by themselves.
+//! Instances of the simulated world: they boot, and may end without a call.
 
 use std::time::Duration;
 
@@ -10,15 +10,15 @@ use crate::{
     world::{Happening, World},
 };
 
-/// The time after which a pod on an ended instance must not read as running any more.
+/// A pod on an ended instance must not read as running after this time.
 const READY_LIMIT: Duration = Duration::from_secs(600);
-/// The boot times by instance type; those of the last are for all others.
+/// The boot times by instance type. The last entry is for all other types.
 const BOOT: [(&str, Quantiles); 3] = [
     ("small", Quantiles::new(12, 25, 45, 110, 240)),
     ("medium", Quantiles::new(18, 35, 60, 130, 270)),
     ("large", Quantiles::new(25, 50, 90, 180, 400)),
 ];
-/// The time of a slow boot.
+/// The duration of a slow boot.
 const SLOW_BOOT: Quantiles = Quantiles::new(240, 420, 900, 1200, 1500);
 
 impl World<'_> {
@@ -55,7 +55,7 @@ impl World<'_> {
         self.cloud.instances().get(instance).is_some_and(|launched| launched.runs(self.now))
     }
 
-    /// Powers an instance off that has no agent.
+    /// Powers off an instance without an agent.
     pub(super) fn power_off_unsupervised(&mut self, instance: &InstanceId) {
         if let Some(wait) = self.left_of_pause(instance) {
             return self.after(wait, Happening::PowersOff(instance.clone()));
@@ -71,14 +71,14 @@ impl World<'_> {
         self.agent_off(instance);
     }
 
-    /// Ends an instance by itself. Its containers may run until then.
+    /// Ends an instance without a call. Its containers may run until then.
     pub(super) fn end_by_itself(&mut self, instance: &InstanceId, takes: Duration) {
         self.cloud.end_within(instance, self.now, takes);
         self.after(takes, Happening::InstanceEnded(instance.clone()));
         self.after(takes + READY_LIMIT, Happening::CheckReady(instance.clone()));
     }
 
-    /// Ends the agent of an ended instance: the daemon notices it by the missing keepalive.
+    /// Ends the agent of an ended instance. The daemon notices the missing keepalive.
     pub(super) fn instance_ended(&mut self, instance: &InstanceId) {
         if !self.runs(instance) {
             self.lose_contact(instance);
@@ -88,7 +88,7 @@ impl World<'_> {
     /// Checks that no pod reads as running on an ended instance.
     pub(super) fn check_ready(&mut self, instance: &InstanceId) {
         let Some(agent) = self.agents.get(instance) else { return };
-        // Nothing can be known of the provider during an outage, nor without a daemon.
+        // Only a running daemon can know of the end, and not during an outage.
         let cell = agent.cell.clone();
         let may_know = self.daemon.as_ref().is_some_and(|daemon| {
             self.now.saturating_sub(daemon.started.max(self.last_outage)) >= READY_LIMIT

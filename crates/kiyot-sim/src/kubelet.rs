@@ -17,43 +17,43 @@ use crate::{
     world::{Happening, World},
 };
 
-/// The time after which the kubelet repeats a stop that is not answered.
+/// The kubelet repeats an unanswered stop after this time.
 const STOP_TIMEOUT: Duration = Duration::from_secs(120);
-/// The time after which the kubelet repeats a run that is not answered.
+/// The kubelet repeats an unanswered run after this time.
 const RUN_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// The most seconds after which a call leaves.
+/// The most seconds until a call ends early.
 const GIVES_UP: u64 = 120;
-/// The time for which known pods without a cell are run again after the last of them has come.
+/// Known pods without a cell are run again for this time after the arrival of the last known pod.
 const PATIENCE: Duration = Duration::from_secs(4 * 3600);
-/// The least and the most offerings that suit a random pod.
+/// The least and the most suitable offerings of a random pod.
 const CANDIDATES: (usize, usize) = (2, 6);
 
 /// A pod.
 #[derive(Debug)]
 pub(super) struct Pod {
-    /// Its wishes for its cell. Its name is its uid.
+    /// The pod's wishes for its cell. The pod's name is its uid.
     pub(super) wanted: Arc<Wanted>,
-    /// The number of its next planned run.
+    /// The number of the next planned run.
     call: u64,
-    /// The offerings that it accepts; `None` for all that fit its needs.
+    /// The offerings that the pod accepts; `None`: all that fit its needs.
     candidates: Option<Vec<Candidate>>,
     /// The kind of a random pod.
     pub(super) kind: Option<Kind>,
-    /// The time at which it is deleted.
+    /// The time of the pod's deletion.
     deleted: Duration,
-    /// The time for which it runs, if that is known.
+    /// The time for which the pod runs, if known.
     life: Option<Duration>,
-    /// The time of its creation, until it has run.
+    /// The time of the pod's creation, until the pod has run.
     created: Option<Duration>,
     state: PodState,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum PodState {
-    /// Without a sandbox.
+    /// The pod has no sandbox.
     Waiting,
-    /// A call runs its sandbox.
+    /// A call is running the pod's sandbox.
     Starting,
     Running(CellId, SandboxId),
     Stopping(CellId, SandboxId),
@@ -65,13 +65,13 @@ impl Pod {
         self.state == PodState::Done
     }
 
-    /// Returns its uid.
+    /// Returns the pod's uid.
     pub(super) fn uid(&self) -> &str {
         &self.wanted.key.pod_uid
     }
 }
 
-/// Returns what a pod wants, by its number.
+/// Returns the wishes of a pod, by its number.
 fn wanted(
     number: usize,
     namespace: &str,
@@ -93,7 +93,7 @@ impl World<'_> {
         }
     }
 
-    /// Creates known pods, apart from those that no offering fits.
+    /// Creates the known pods, except those that no offering fits.
     fn create_known_pods(&mut self, pods: &[WorkloadPod]) {
         for pod in pods {
             let needs = Arc::new(self.node.needs(&pod.request));
@@ -151,7 +151,7 @@ impl World<'_> {
         }
     }
 
-    /// Returns the kind of a random pod, with its needs.
+    /// Returns a kind and its needs for a random pod.
     fn random_kind(&mut self) -> (Kind, Needs) {
         let (launch_type, markets): (_, &[Market]) = match self.rng.below(3) {
             0 => (LaunchType::OnDemand, &[Market::OnDemand]),
@@ -169,7 +169,7 @@ impl World<'_> {
         (Kind { size, markets }, Needs::new(&request, &Requested::default(), defaults))
     }
 
-    /// Returns some of the offerings that suit a pod, the preferred first.
+    /// Returns some of the offerings that suit a pod, preferred first.
     fn random_candidates(&mut self, kind: Kind) -> Vec<Candidate> {
         let mut candidates: Vec<Candidate> = self.node.catalogue.candidates().collect();
         candidates.retain(|candidate| kind.suits(&candidate.offering));
@@ -179,8 +179,7 @@ impl World<'_> {
         candidates
     }
 
-    /// Returns the offerings of a provider for a pod that were not refused lately, the preferred
-    /// first.
+    /// Returns a provider's offerings for a pod that were not refused recently, preferred first.
     fn candidates(&self, pod: &Pod, provider: ProviderKey, choice: &Choice) -> Vec<Candidate> {
         let Some(daemon) = &self.daemon else { return Vec::new() };
         if let Some(candidates) = &pod.candidates {
@@ -193,7 +192,7 @@ impl World<'_> {
         rank(catalogue, needs, rules, &refusals.at(self.now))
     }
 
-    /// Plans the next run of a pod's sandbox, instead of an earlier one.
+    /// Plans the next run of a pod's sandbox, and cancels an earlier plan.
     fn plan_run(&mut self, number: usize, wait: Duration) {
         let Some(pod) = self.pods.get_mut(number) else { return };
         pod.call += 1;
@@ -263,7 +262,7 @@ impl World<'_> {
         self.order(number, spec);
     }
 
-    /// Leaves the call that runs a sandbox: the pod is deleted, or run again.
+    /// Ends the call that runs a sandbox: the pod is deleted, or run again.
     pub(super) fn give_up(&mut self, number: usize, call: u64) {
         let (now, is_deleted) = (self.now, self.rng.once_in(2));
         let Some(pod) = self.pods.get_mut(number) else { return };
@@ -286,7 +285,7 @@ impl World<'_> {
         SandboxId::from_random(&random)
     }
 
-    /// Receives the answer of a run: the sandbox is recorded, and its containers are started.
+    /// Receives the result of a run: records the sandbox and starts its containers.
     pub(super) fn ran(&mut self, number: usize, bound: Option<(CellId, SandboxId)>) {
         let Some(pod) = self.pods.get_mut(number) else { return };
         let Some((cell, sandbox)) = bound else {
@@ -330,7 +329,7 @@ impl World<'_> {
         else {
             return;
         };
-        // A stop of an earlier attempt.
+        // The stop was planned for an earlier attempt.
         if pod.deleted > self.now && matches!(pod.state, PodState::Running(..)) {
             return;
         }
@@ -349,7 +348,7 @@ impl World<'_> {
         self.handle(Event::Terminate { cell, reason: "its pod was stopped".into() });
     }
 
-    /// Receives the answer of a stop.
+    /// Receives the result of a stop.
     pub(super) fn stopped(&mut self, number: usize, is_ok: bool) {
         let Some(pod) = self.pods.get_mut(number) else { return };
         let PodState::Stopping(_, sandbox) = pod.state.clone() else { return };
@@ -366,12 +365,12 @@ impl World<'_> {
     fn check_stopped(&mut self, number: usize) {
         if let Some(instance) = self.running_containers(number).cloned() {
             self.violation(format!(
-                "pod-{number} reads as stopped, and its containers run on {instance}"
+                "pod-{number} reads as stopped, but its containers run on {instance}"
             ));
         }
     }
 
-    /// Receives the end of a cell: its pod gets the next attempt.
+    /// Receives the end of a cell. Its pod gets the next attempt.
     pub(super) fn cell_ended(&mut self, cell: &CellId) {
         if let Some(number) = self.pods_in_cells.get(cell).copied() {
             self.replace(number);
@@ -391,7 +390,7 @@ impl World<'_> {
         self.plan_run(number, wait);
     }
 
-    /// Continues after the end of the daemon: all open calls have failed.
+    /// Continues after the daemon was killed: all open calls have failed.
     pub(super) fn daemon_crashed(&mut self) {
         let is_starting = |pod: &Pod| pod.state == PodState::Starting;
         let starting: Vec<usize> = (0..self.pods.len())
@@ -411,7 +410,7 @@ impl World<'_> {
         }
     }
 
-    /// Lists the pods after a start of the daemon: sandboxes whose cell has ended read as NOTREADY.
+    /// Lists the pods after a start of the daemon. Sandboxes whose cell has ended read as NOTREADY.
     pub(super) fn relist(&mut self) {
         for number in 0..self.pods.len() {
             let is_lost = self.pods.get(number).is_some_and(|pod| {

@@ -1,9 +1,9 @@
-//! The simulator: the real engine of cells in a simulated world.
+//! The simulator: the daemon's engine of cells in a simulated world.
 //!
 //! Discrete events drive it: pods come and go, the cloud loses replies and capacity, the daemon is
-//! killed between two effects. Nothing reads a clock or the network, so that a seed always makes
-//! the same trace. Invariants are checked as the events happen, and at the end, when the faults
-//! have stopped and nothing may be left.
+//! killed between two effects. No code reads a clock or the network, so that a seed always makes
+//! the same trace. Invariants are checked at each event and at the end: after the faults have
+//! stopped, nothing may be left.
 
 use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
 
@@ -42,11 +42,11 @@ use world::World;
 pub struct SimulationOptions {
     /// The seed of all random decisions.
     pub seed: u64,
-    /// The pods that are created.
+    /// The pods to create.
     pub workload: Workload,
     /// The faults of the world.
     pub faults: Faults,
-    /// A bug of the engine, to prove that the simulation finds it.
+    /// A bug planted in the engine, to prove that the simulation finds it.
     #[cfg(test)]
     pub bug: Option<bug::Bug>,
 }
@@ -56,9 +56,9 @@ pub struct SimulationOptions {
 pub enum Workload {
     /// Random pods on a node with random pools and limits.
     Random {
-        /// The pods that are created.
+        /// The number of pods.
         pods: u32,
-        /// The time in which they are created.
+        /// The time in which the pods are created.
         duration: Duration,
     },
     /// Known pods on a configured node.
@@ -71,7 +71,7 @@ pub enum Workload {
 }
 
 impl Workload {
-    /// Returns the time in which pods are created and, if their lives are known, run.
+    /// Returns the time in which pods are created and, if known, run.
     fn duration(&self) -> Duration {
         match self {
             Self::Random { duration, .. } => *duration,
@@ -90,17 +90,17 @@ pub struct SimulationReport {
     pub pods_run: u64,
     /// The instances that were launched.
     pub instances: u64,
-    /// The most instances that ran at a time.
+    /// The most instances that ran at the same time.
     pub most_instances: u64,
     /// The kills of the daemon.
     pub crashes: u64,
-    /// The events.
+    /// The number of events.
     pub events: u64,
-    /// The numbers of faults that were played, by their names.
+    /// The number of times that each fault happened, by name.
     pub faults: BTreeMap<&'static str, u64>,
     /// The times, instances and cost of the pods.
     pub usage: Usage,
-    /// The violations of invariants; empty for a sound engine.
+    /// The violations of invariants; empty for a correct engine.
     pub violations: Vec<String>,
     /// The digest of the trace.
     pub trace_sha256: String,

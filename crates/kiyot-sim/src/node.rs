@@ -1,4 +1,4 @@
-//! The node of a simulation: the configuration of its daemon.
+//! The node of a simulation: the configuration of the daemon.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,15 +19,15 @@ use crate::{
     rng::{Quantiles, Rng},
 };
 
-/// The time from an order until a cell is bound, on a random node.
+/// The limit of the time from an order to its bound cell, on a random node.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(300);
-/// The least limits of cells and boots of a random node that has limits.
+/// The lowest limits of cells and boots, on a random node with limits.
 const FEW_CELLS: usize = 8;
 const FEW_BOOTS: usize = 2;
-/// The pods of a random day for each cell and each boot at a time that these limits allow.
+/// The pods of a random day for each allowed cell, and for each allowed boot at a time.
 const PODS_OF_A_CELL: usize = 80;
 const PODS_OF_A_BOOT: usize = 1500;
-/// The least and the most seconds for which pods of a random node wait for spot.
+/// The least and the most seconds that pods of a random node wait for spot.
 const SPOT_DEADLINE: (u64, u64) = (0, 120);
 /// The most pools of a random node.
 const MAX_POOLS: usize = 2;
@@ -38,10 +38,10 @@ const POOL_CANDIDATES: (usize, usize) = (1, 4);
 /// The age at which the cells of a random pool are replaced, in seconds.
 const POOL_TTL: (u64, u64) = (300, 7200);
 
-/// The zone of cells on the node, which no other offering has.
+/// The zone of cells on the node. No other offering has it.
 const ON_NODE: &str = "this node";
-/// The median time from the launch of a cell on the node until its agent connects, in a debug
-/// build; a release build needs less.
+/// The median time from the launch of a cell on the node to its agent's connection, in a debug
+/// build. A release build is faster.
 const BOOT_ON_NODE: Duration = Duration::from_secs(1);
 
 /// The configuration of a simulated node.
@@ -49,38 +49,38 @@ const BOOT_ON_NODE: Duration = Duration::from_secs(1);
 pub struct NodeOptions {
     /// The instance types of the cloud.
     pub catalogue: Arc<Catalogue>,
-    /// The rules of the choice among them.
+    /// The rules for choosing an instance type.
     pub rules: Arc<Rules>,
     /// The providers, in the configured order: the cloud, cells on the node, or both.
     pub providers: Vec<ProviderKey>,
-    /// The cells on the node, if there are any.
+    /// The cells on the node, if a provider makes them.
     pub on_node: Option<OnNode>,
     /// The limits of launches.
     pub limits: Limits,
-    /// Bounds the time from an order until a cell is bound to its pod.
+    /// The limit of the time from an order to its bound cell.
     pub launch_timeout: Duration,
-    /// The time for which an agent may be silent; `None` is no limit.
+    /// The time for which an agent may be silent; `None`: no limit.
     pub healthy_timeout: Option<Duration>,
-    /// The time for which a pod that prefers spot waits for it.
+    /// The time that a pod that prefers spot waits for spot.
     pub spot_deadline: Duration,
-    /// The pools of cells that wait for pods.
+    /// The warm pools.
     pub pools: Vec<WarmPool>,
-    /// The median time from a launch until the agent connects.
+    /// The median time from a launch to the agent's connection.
     pub boot: Duration,
 }
 
-/// The cells on a simulated node, parts of it.
+/// The cells on a simulated node.
 #[derive(Debug, Clone)]
 pub struct OnNode {
     provider: ProviderKey,
     catalogue: Arc<Catalogue>,
     rules: Arc<Rules>,
-    /// The part of the node that they may have; `None` for no bound.
+    /// The part of the node that cells may use; `None`: no limit.
     pub(super) machine: Option<NodeShare>,
 }
 
 impl OnNode {
-    /// Returns the cells on a node of this size; `None` for a provider of other machines.
+    /// Returns the cells on a node of this size, or `None` for a provider of other machines.
     fn of(config: &MilpaBackend, kind: ProviderKind, size: Size) -> Option<Self> {
         let name = kind.name();
         let catalogue = match kind {
@@ -108,8 +108,8 @@ impl OnNode {
 }
 
 impl NodeOptions {
-    /// Returns the node of a configured backend. Without a size of the node all cells are instances
-    /// of the catalogue, whatever their provider.
+    /// Returns the node of a configured backend. Without a size of the node, all cells are
+    /// instances of the catalogue, whatever their provider.
     pub fn of(
         config: &MilpaBackend,
         catalogue: Arc<Catalogue>,
@@ -122,7 +122,7 @@ impl NodeOptions {
         let of_cloud = kinds.iter().find(|kind| on_node(kind).is_none());
         let of_cloud = of_cloud.copied().unwrap_or(ProviderKind::Ec2);
         let mut providers: Vec<ProviderKey> = kinds.iter().map(key).collect();
-        // Without a size, both are of the catalogue.
+        // Without a size, both providers have the catalogue.
         providers.dedup();
         Self {
             catalogue,
@@ -151,7 +151,7 @@ pub(super) struct Node {
     pub(super) healthy_timeout: Option<Duration>,
     pub(super) spot_deadline: Duration,
     pub(super) pools: Vec<Pool>,
-    /// The boot times of all instances of the cloud; `None` for those of their types.
+    /// The boot times of all cloud instances; `None`: the boot times of their types.
     boot: Option<Quantiles>,
 }
 
@@ -161,7 +161,8 @@ impl Node {
         self.providers.clone()
     }
 
-    /// Returns the provider of an offering. The last zone is of a second one, if there is one.
+    /// Returns the provider of an offering. With two providers, the last zone is the second
+    /// provider's.
     pub(super) fn provider_of(&self, offering: &Offering) -> ProviderKey {
         let is_second =
             self.providers.contains(&SECOND) && ZONES.last() == Some(&offering.zone.as_str());
@@ -172,12 +173,12 @@ impl Node {
         }
     }
 
-    /// Returns the cells on the node, if they are of this provider.
+    /// Returns the cells on the node if this provider makes them.
     pub(super) fn on_node_of(&self, provider: ProviderKey) -> Option<&OnNode> {
         self.on_node.as_ref().filter(|on_node| on_node.provider == provider)
     }
 
-    /// Returns the choice of a pod among the offerings of a provider.
+    /// Returns a pod's choice among a provider's offerings.
     pub(super) fn choice(&self, provider: ProviderKey, needs: &Arc<Needs>) -> Choice {
         let (catalogue, rules) = match self.on_node_of(provider) {
             Some(on_node) => (&on_node.catalogue, &on_node.rules),
@@ -192,7 +193,7 @@ impl Node {
         Choice { catalogue, needs, rules }
     }
 
-    /// Returns the needs of a pod, without the memory that cells need themselves.
+    /// Returns the needs of a pod, without the memory that the cell itself needs.
     pub(super) fn needs(&self, request: &CellRequest) -> Needs {
         let defaults = Defaults { overhead_mib: 0, ..self.rules.defaults };
         Needs::new(request, &Requested::default(), &defaults)
@@ -271,7 +272,7 @@ impl Node {
         node
     }
 
-    /// Returns a warm pool of its provider, or else of the first.
+    /// Returns a warm pool of its provider, or of the first provider.
     fn pool(&self, pool: &WarmPool) -> Option<Pool> {
         let is_own = |key: &&ProviderKey| {
             pool.provider.is_none_or(|kind| match self.on_node_of(key) {
@@ -294,7 +295,7 @@ impl Node {
         })
     }
 
-    /// Returns the boot times of the instances of an offering; `None` for those of its type.
+    /// Returns the boot times of an offering's instances; `None`: the boot times of its type.
     pub(super) fn boot_of(&self, offering: &Offering) -> Option<Quantiles> {
         match self.on_node_of(self.provider_of(offering)) {
             Some(_) => Some(Quantiles::of_boots(BOOT_ON_NODE)),

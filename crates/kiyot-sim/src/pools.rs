@@ -1,5 +1,5 @@
-//! The warm pools of the simulated world: they are read, changed and drained, and their cells
-//! checked.
+//! The warm pools of the simulated world: reading, changing and draining them, and checks of their
+//! cells.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ use crate::{
     world::{Happening, World},
 };
 
-/// The pools of a random node change once in so many hours.
+/// The pools of a random node change once in this many hours.
 const CHANGE: u32 = 2;
-/// The time in which the daemon reads the offerings of its pools, in milliseconds.
+/// The time in which the daemon reads its pools' offerings, in milliseconds.
 const READ: (u64, u64) = (100, 5000);
 
 impl World<'_> {
-    /// Plans the changes of the pools. At the end they are drained.
+    /// Plans the changes of the pools. They are drained at the end.
     pub(super) fn plan_pools(&mut self) {
         if let Workload::Random { .. } = self.options.workload {
             for hour in 0..self.duration.as_secs() / 3600 {
@@ -34,7 +34,7 @@ impl World<'_> {
         self.after(self.duration, Happening::PoolsChange);
     }
 
-    /// Passes the pools to a daemon that starts. Their offerings follow.
+    /// Passes the pools to a starting daemon. Their offerings follow.
     pub(super) fn start_pools(&mut self) {
         let run = self.run;
         self.set_pools(false);
@@ -71,7 +71,7 @@ impl World<'_> {
         self.dispatch(effects);
     }
 
-    /// Checks that a cell of a pool suits the pod that takes it.
+    /// Checks that a pool's cell suits the pod that takes it.
     pub(super) fn check_taken(&mut self, cell: &CellId, sandbox: &SandboxId) {
         self.meter.taken(cell);
         let Some(pod) = self.pod_of_order(sandbox).and_then(|number| self.pods.get(number)) else {
@@ -84,16 +84,16 @@ impl World<'_> {
         let Some(instance) = of_cell.next() else { return };
         if !kind.suits(&instance.offering) {
             let text =
-                format!("{cell} is a {}, and {} needs {kind:?}", instance.offering, pod.uid());
+                format!("{cell} is a {}, but {} needs {kind:?}", instance.offering, pod.uid());
             self.violation(text);
         }
     }
 
-    /// Checks that a cell is attached to a pod once, even if the daemon is killed meanwhile.
+    /// Checks that a cell is attached to a single pod, even if the daemon is killed meanwhile.
     pub(super) fn check_attached(&mut self, cell: &CellId, pod_uid: &str) {
         let before = self.attached.insert(cell.clone(), pod_uid.to_owned());
         if let Some(before) = before {
-            self.violation(format!("{cell} is attached to {pod_uid}, after {before}"));
+            self.violation(format!("{cell} is attached to {pod_uid} after {before}"));
         }
     }
 
@@ -102,12 +102,12 @@ impl World<'_> {
         let Some(daemon) = &self.daemon else { return };
         let (cells, most) = (daemon.engine.ids().count(), self.node.limits.max_cells);
         if cells > most {
-            self.violation(format!("{new} is one of {cells} cells, and {most} are allowed"));
+            self.violation(format!("{new} is one of {cells} cells, but {most} are allowed"));
         }
     }
 }
 
-/// The kind of a random pod: its size, as a number of instance type, and its markets.
+/// The kind of a random pod: its size, as an index of instance types, and its markets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Kind {
     pub(super) size: usize,
@@ -115,8 +115,8 @@ pub(super) struct Kind {
 }
 
 impl Kind {
-    /// Returns true if an offering suits the pod. By the names of instance types alone, not by the
-    /// functions that choose.
+    /// Returns whether an offering suits the pod. Uses only the names of instance types, not the
+    /// engine's functions.
     pub(super) fn suits(self, offering: &Offering) -> bool {
         let types = ["small", "medium", "large"];
         let size = types.iter().position(|name| *name == offering.instance_type);

@@ -6,13 +6,13 @@ use std::{cell::RefCell, rc::Rc, time::Duration};
 const PPM: u64 = 1_000_000;
 
 /// A distribution of times by its quantiles: probabilities in parts per million, and milliseconds.
-/// Times between two quantiles are equally likely. Integers alone, so that every machine draws the
-/// same.
+/// Times between two quantiles are equally likely. It uses only integers, so that every machine
+/// draws the same times.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Quantiles([(u64, u64); 5]);
 
 impl Quantiles {
-    /// Returns a distribution of boots by their median, of at most an hour.
+    /// Returns a distribution of boot times by their median, at most an hour long.
     pub(super) fn of_boots(median: Duration) -> Self {
         let median = u64::try_from(median.as_millis()).unwrap_or(u64::MAX).min(3_600_000);
         let part = |percent: u64| median * percent / 100;
@@ -25,7 +25,7 @@ impl Quantiles {
         ])
     }
 
-    /// Returns a distribution by its shortest time, median, 90th and 99th percentile and longest
+    /// Returns a distribution by its shortest time, median, 90th and 99th percentile, and longest
     /// time, in seconds.
     pub(super) const fn new(least: u64, p50: u64, p90: u64, p99: u64, most: u64) -> Self {
         Self([
@@ -38,7 +38,7 @@ impl Quantiles {
     }
 }
 
-/// A source of random decisions. Cheap to clone: all clones continue the same sequence.
+/// A source of random decisions. Cheap to clone: all clones share a sequence.
 #[derive(Debug, Clone)]
 pub(super) struct Rng(Rc<RefCell<fastrand::Rng>>);
 
@@ -47,7 +47,7 @@ impl Rng {
         Self(Rc::new(RefCell::new(fastrand::Rng::with_seed(seed))))
     }
 
-    /// Returns true once in `of` times.
+    /// Returns true once in `of` times on average.
     pub(super) fn once_in(&self, of: u32) -> bool {
         of != 0 && self.0.borrow_mut().u32(0..of) == 0
     }
@@ -66,12 +66,12 @@ impl Rng {
         self.between(Duration::from_millis(least), Duration::from_millis(most))
     }
 
-    /// Returns a time with many short and few long values.
+    /// Returns a time, mostly short and rarely long.
     pub(super) fn long_tailed(&self, usual: Duration, longest: Duration) -> Duration {
         if self.once_in(20) { self.between(usual, longest) } else { self.between(usual / 4, usual) }
     }
 
-    /// Returns a time of a distribution.
+    /// Returns a random time of a distribution.
     pub(super) fn time_of(&self, distribution: &Quantiles) -> Duration {
         let draw = self.0.borrow_mut().u64(0..PPM);
         let mut lower = (0, 0);
@@ -86,7 +86,7 @@ impl Rng {
         Duration::from_millis(lower.1)
     }
 
-    /// Returns a number from 0 to a limit, which is excluded.
+    /// Returns a number from 0 up to, but not including, a limit.
     pub(super) fn below(&self, limit: usize) -> usize {
         self.0.borrow_mut().usize(0..limit.max(1))
     }

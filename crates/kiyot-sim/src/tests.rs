@@ -26,7 +26,7 @@ fn world_without_faults_runs_every_pod_once() {
     assert!(warm_starts > 20 && without_pools > 2, "{warm_starts} {without_pools}");
 }
 
-/// A pod that is refused has one planned run at a time.
+/// A refused pod has one planned run at a time.
 #[test]
 fn pods_of_a_full_node_are_run_at_the_pace_of_the_kubelet() {
     for seed in 0..6 {
@@ -44,7 +44,7 @@ fn cost_of_instances_is_what_the_daemon_counts() {
         let options = SimulationOptions { faults: Faults::NONE, ..dense(seed) };
         let usage = simulate(&options, None).usage;
         let counted: u64 = usage.namespaces.values().map(|cost| cost.micros()).sum();
-        // Answers of launches and the evidence of ends arrive some time later.
+        // Replies to launches and the evidence of ends arrive some time later.
         let difference = usage.cost.micros().abs_diff(counted) as f64;
         assert!(difference < usage.cost.micros() as f64 * 0.1, "seed {seed}: {usage:?}");
     }
@@ -114,7 +114,7 @@ fn cell_that_no_pod_wants_joins_a_pool_on_one_of_many_days() {
     assert!(seed.is_some(), "no cell joined a pool");
 }
 
-/// The environment variable `SEEDS` changes the number of days.
+/// The environment variable `SEEDS` sets the number of days.
 #[test]
 fn thousand_dense_days_have_no_leak_no_double_and_no_dead_cell() {
     let seeds = std::env::var("SEEDS").map_or(1000, |seeds| seeds.parse().unwrap());
@@ -124,7 +124,7 @@ fn thousand_dense_days_have_no_leak_no_double_and_no_dead_cell() {
     }
 }
 
-/// Returns the violations of a simulation, and the lines of its trace that name their subjects.
+/// Returns the violations of a simulation, with the trace lines that name their subjects.
 fn explained(options: &SimulationOptions) -> String {
     const MAX_LINES: usize = 80;
     let mut trace = Vec::new();

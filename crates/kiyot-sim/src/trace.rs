@@ -1,4 +1,4 @@
-//! The trace of a simulation: a line per event, of which a digest is kept.
+//! The trace of a simulation: a line per event, and a digest of all lines.
 
 use std::{fmt, io::Write, time::Duration};
 
@@ -21,7 +21,7 @@ impl<'a> Trace<'a> {
         let line = format!("{:>12.3} {text}\n", now.as_secs_f64());
         self.digest.update(line.as_bytes());
         if let Some(writer) = &mut self.writer {
-            // A trace that can't be written is still digested.
+            // The digest includes lines that could not be written.
             let _ = writer.write_all(line.as_bytes());
         }
     }

@@ -1,4 +1,4 @@
-//! Usage: the times of starts, the cost of instances, and their number over time.
+//! Usage: start times, the cost of instances, and the number of instances over time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,32 +10,32 @@ use kiyot_values::price::{Cost, Price};
 
 use crate::{cloud::SimInstance, world::World};
 
-/// The parts into which the time is divided.
+/// The number of parts into which the time is divided.
 const SLOTS: u32 = 72;
 
 /// Times, instances and cost of a simulation's pods.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Usage {
-    /// The pods that started.
+    /// The number of pods that started.
     pub started: u64,
-    /// The times from the first call of a pod until a cell is bound to it; `None` without a pod.
+    /// The times from a pod's first call to its bound cell; `None` without a pod.
     pub starts: Option<Percentiles>,
-    /// The pods that began in a warm cell.
+    /// The number of pods that started in a warm cell.
     pub warm_starts: u64,
-    /// The pods that began in a cell on the node.
+    /// The number of pods that started in a cell on the node.
     pub on_node: u64,
-    /// The calls of the kubelet that failed, and were repeated.
+    /// The number of the kubelet's calls that failed and were repeated.
     pub failed_calls: u64,
-    /// The pods that no offering fits, and the reason for the first of them.
+    /// The number of pods that no offering fits, and the reason for the first pod.
     pub unplaced: (u64, String),
-    /// The pods that did not start in time, and the last error of one of them.
+    /// The number of pods that did not start in time, and the last error of one of these pods.
     pub unstarted: (u64, String),
-    /// The cost of all instances, from their launch to their end.
+    /// The cost of all instances, from launch to end.
     pub cost: Cost,
-    /// The part of the cost before a pod had the instance.
+    /// The part of the cost before an instance had a pod.
     pub cost_before_pods: Cost,
-    /// The cost by namespace, as the daemon counts it. That of cells which no pod had is without a
-    /// name.
+    /// The cost by namespace, as the daemon counts it. Cells without a pod count for the empty
+    /// namespace.
     pub namespaces: BTreeMap<String, Cost>,
     /// The length of a part of the time.
     pub slot: Duration,
@@ -56,16 +56,16 @@ pub struct Percentiles {
     pub most: Duration,
 }
 
-/// The average number of instances in a part of the time, in thousandths.
+/// The average number of instances in a part of the time, in thousandths of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Share {
-    /// Those that have a pod.
+    /// The instances with a pod.
     pub with_pod: u64,
-    /// Those that boot or wait for a pod.
+    /// The instances that boot or wait for a pod.
     pub without_pod: u64,
 }
 
-/// Counts what pods and instances take.
+/// A meter of the use by pods and instances.
 #[derive(Debug)]
 pub(super) struct Meter {
     starts: Vec<Duration>,
@@ -114,7 +114,7 @@ impl Meter {
         }
     }
 
-    /// Counts the start of a pod.
+    /// Counts a pod's start.
     pub(super) fn started(&mut self, cell: &CellId, took: Duration, is_on_node: bool) {
         self.starts.push(took);
         self.on_node += u64::from(is_on_node);
@@ -129,7 +129,7 @@ impl Meter {
         self.bound.entry(cell.clone()).or_insert(now);
     }
 
-    /// Counts an instance that has ended, or ends now.
+    /// Counts an instance that has ended or ends now.
     pub(super) fn add(&mut self, instance: &SimInstance, now: Duration) {
         let cell = &instance.spec.cell;
         let ended = instance.ending.map_or(now, |(_, ended)| ended.min(now));
@@ -156,7 +156,7 @@ impl Meter {
 }
 
 impl World<'_> {
-    /// Returns what the pods and instances took.
+    /// Returns the usage by pods and instances.
     pub(super) fn usage(&mut self) -> Usage {
         let now = self.now;
         for instance in self.cloud.instances().values() {

@@ -7,12 +7,12 @@ use kiyot_engine::request::CellRequest;
 /// A pod of a workload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkloadPod {
-    /// The time at which it is created.
+    /// The time of the pod's creation.
     pub arrival: Duration,
-    /// The time for which it runs.
+    /// The time for which the pod runs.
     pub duration: Duration,
-    /// The request for its cell.
+    /// The request for the pod's cell.
     pub request: CellRequest,
-    /// Its namespace.
+    /// The pod's namespace.
     pub namespace: String,
 }

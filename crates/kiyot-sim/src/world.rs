@@ -1,4 +1,4 @@
-//! The world of a simulation: time, the journal, the cloud, and what happens in which order.
+//! The world of a simulation: time, the journal, the cloud, and the queue of events.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,25 +28,25 @@ use crate::{
     usage::Meter,
 };
 
-/// The longest time without faults at the end, in which everything must end.
+/// The longest time without faults at the end. All pods and cells must end within it.
 const CALM: Duration = Duration::from_secs(5 * 3600);
-/// The time after which a simulation ends, once nothing is left. Late calls arrive before.
+/// A simulation ends after this time with nothing left. Late calls arrive earlier.
 const REST: Duration = Duration::from_secs(600);
 /// The duration of an outage of the provider.
 pub(super) const OUTAGE: Duration = Duration::from_secs(30 * 60);
 /// The fingerprint of the simulated daemon.
 pub(super) const FINGERPRINT: &str = "fingerprint";
-/// The most violations that are reported.
+/// The most reported violations.
 const MAX_VIOLATIONS: usize = 20;
 
-/// Something that happens.
+/// An event of the world.
 #[derive(Debug, Clone)]
 pub(super) enum Happening {
-    /// The kubelet runs the sandbox of a pod, perhaps again, unless another call was planned since.
+    /// The kubelet runs a pod's sandbox, perhaps again, unless a later call was planned.
     RunSandbox { pod: usize, call: u64 },
-    /// The call that runs the sandbox of a pod leaves, unless another was planned since.
+    /// The call that runs a pod's sandbox ends early, unless a later call was planned.
     GivesUp { pod: usize, call: u64 },
-    /// The kubelet stops the sandbox of a pod, perhaps again.
+    /// The kubelet stops a pod's sandbox, perhaps again.
     StopSandbox(usize),
     /// The daemon carries out the next effect of a cell.
     Effect { run: u64, cell: CellId },
@@ -72,9 +72,9 @@ pub(super) enum Happening {
     AgentStopped { run: u64, cell: CellId, instance: InstanceId },
     /// An instance is disrupted.
     Disrupts(InstanceId, Disruption),
-    /// A paused instance goes on.
+    /// A paused instance continues.
     Resumes(InstanceId),
-    /// An instance has ended by itself, and with it the connection of its agent.
+    /// An instance has ended without a call, and its agent's connection has ended too.
     InstanceEnded(InstanceId),
     /// An instance without an agent powers off.
     PowersOff(InstanceId),
@@ -82,7 +82,7 @@ pub(super) enum Happening {
     ZoneFails { zone: &'static str, lasts: Duration },
     /// An outage of a zone ends.
     ZoneRecovers(&'static str),
-    /// A zone has no way out any more.
+    /// The new instances of a zone can't reach the daemon from now on.
     ZoneCloses { zone: &'static str, lasts: Duration },
     /// The daemon notices that a connection has ended.
     LinkEnds { run: u64, instance: InstanceId, connection: u64 },
@@ -104,33 +104,33 @@ pub(super) struct World<'a> {
     queue: BTreeMap<(Duration, u64), Happening>,
     sequence: u64,
     pub(super) cloud: SimCloud,
-    /// The node with its daemon's configuration.
+    /// The node with the configuration of its daemon.
     pub(super) node: Node,
-    /// The offerings of the provider.
+    /// The provider's offerings.
     pub(super) offerings: Vec<Offering>,
     /// The time in which pods are created.
     pub(super) duration: Duration,
     /// The capabilities of the provider.
     pub(super) capabilities: Capabilities,
-    /// The zones that fail, with the ends of their outages.
+    /// The failed zones, with the ends of their outages.
     pub(super) failed_zones: BTreeMap<&'static str, Duration>,
-    /// The zones without a way out, with the ends of these times.
+    /// The zones whose new instances can't reach the daemon, with the ends of these times.
     pub(super) closed_zones: BTreeMap<&'static str, Duration>,
-    /// The offerings that open orders were refused.
+    /// The offerings that were refused to open orders.
     pub(super) refused: BTreeMap<SandboxId, BTreeSet<Offering>>,
     pub(super) outage: bool,
-    /// The provider of the last outage; `None` for all.
+    /// The provider of the last outage; `None`: all providers.
     pub(super) outage_of: Option<ProviderKey>,
     /// The end of the last outage.
     pub(super) last_outage: Duration,
-    /// The last time at which the engine took the node for cut off.
+    /// The last time at which the engine considered the node cut off.
     pub(super) last_cut_off: Duration,
     /// The cells that were lost.
     pub(super) lost: BTreeSet<CellId>,
     pub(super) cells: BTreeMap<CellId, store::Cell>,
-    /// All cells that were launched, or that a daemon found recorded.
+    /// All cells that were launched, or that a starting daemon found recorded.
     pub(super) tried: BTreeSet<CellId>,
-    /// All cells that were ever recorded.
+    /// All cells that were recorded.
     pub(super) recorded: BTreeSet<CellId>,
     pub(super) orders: BTreeMap<SandboxId, store::Order>,
     pub(super) costs: BTreeMap<String, store::NamespaceCost>,
@@ -148,9 +148,9 @@ pub(super) struct World<'a> {
     pub(super) instances: u64,
     pub(super) most_instances: u64,
     pub(super) meter: Meter,
-    /// The time from which on nothing is left at the end.
+    /// The time since which nothing is left, at the end.
     nothing_left: Option<Duration>,
-    /// The numbers of faults that were played.
+    /// The number of times that each fault happened.
     played: BTreeMap<&'static str, u64>,
     violations: Vec<String>,
 }
@@ -237,17 +237,17 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Returns the faults of this time: none at the end.
+    /// Returns the current faults: no faults at the end.
     pub(super) fn faults(&self) -> Faults {
         if self.is_calm() { Faults::NONE } else { self.options.faults }
     }
 
-    /// Returns true at the end, when no fault strikes any more.
+    /// Returns whether the faults have ended.
     pub(super) fn is_calm(&self) -> bool {
         self.now > self.duration
     }
 
-    /// Returns true if a fault strikes, once in so many times.
+    /// Returns whether a fault happens, once in `frequency` times on average.
     pub(super) fn strikes(&mut self, fault: &'static str, frequency: u32) -> bool {
         let strikes = self.rng.once_in(frequency);
         if strikes {
@@ -256,7 +256,7 @@ impl<'a> World<'a> {
         strikes
     }
 
-    /// Counts a fault that is played.
+    /// Counts a fault that happens.
     pub(super) fn count(&mut self, fault: &'static str) {
         *self.played.entry(fault).or_default() += 1;
     }
@@ -316,7 +316,7 @@ impl<'a> World<'a> {
                 self.log(format_args!("outage {}", if begins { "begins" } else { "ends" }));
                 if begins {
                     self.count("outage");
-                    // One of two providers, or both.
+                    // A single one of two providers, or both.
                     let providers = self.node.providers();
                     let failed = self.rng.below(providers.len() + 1);
                     self.outage_of = providers.get(failed).copied();
@@ -340,7 +340,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Looks if something is left in the time without faults.
+    /// Records since when nothing is left, in the time without faults.
     pub(super) fn look_for_rest(&mut self) {
         if !self.is_calm() || !self.left().is_empty() {
             self.nothing_left = None;
@@ -349,12 +349,12 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Returns true once nothing has been left for so long that no late call can arrive.
+    /// Returns whether nothing has been left for so long that no late call can arrive.
     fn is_over(&self) -> bool {
         self.nothing_left.is_some_and(|since| self.now.saturating_sub(since) > REST)
     }
 
-    /// Returns what is left of the simulation.
+    /// Returns a description of everything that is left of the simulation.
     fn left(&self) -> Vec<String> {
         let mut left = Vec::new();
         let running: Vec<String> = self
