@@ -17,10 +17,10 @@ const MAX_KEYS: usize = 1024;
 /// A rate limit for lines of a kind: [`MAX_LINES`] in each [`PERIOD`]. The next admitted line
 /// carries the number of suppressed lines.
 #[derive(Debug, Default)]
-pub struct LogLimit(Mutex<State>);
+pub struct LogLimit(Mutex<LogLimitState>);
 
 #[derive(Debug, Default)]
-struct State {
+struct LogLimitState {
     /// The start of the current period; `None` before the first line.
     began: Option<Instant>,
     lines: u32,

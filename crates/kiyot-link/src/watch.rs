@@ -8,12 +8,12 @@ use tokio::sync::Notify;
 /// Value that tasks wait for.
 #[derive(Debug, Default)]
 pub struct Watch<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<WatchState<T>>,
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State<T> {
+struct WatchState<T> {
     value: T,
     /// Number of published changes.
     version: u64,
@@ -26,7 +26,7 @@ pub struct Seen(Option<u64>);
 impl<T> Watch<T> {
     /// Creates a watch with an initial value.
     pub fn new(value: T) -> Self {
-        Self { state: Mutex::new(State { value, version: 0 }), changed: Notify::new() }
+        Self { state: Mutex::new(WatchState { value, version: 0 }), changed: Notify::new() }
     }
 
     /// Reads or modifies the value without waking tasks.
@@ -59,11 +59,11 @@ impl<T> Watch<T> {
     /// Waits for a version other than the seen one, and marks it as seen.
     pub async fn changed(&self, seen: &mut Seen) {
         let previous = *seen;
-        let current = |state: &State<T>| Some(Seen(Some(state.version)));
+        let current = |state: &WatchState<T>| Some(Seen(Some(state.version)));
         *seen = self.wait(|state| current(state).filter(|seen| *seen != previous)).await;
     }
 
-    async fn wait<R>(&self, mut find: impl FnMut(&State<T>) -> Option<R>) -> R {
+    async fn wait<R>(&self, mut find: impl FnMut(&WatchState<T>) -> Option<R>) -> R {
         loop {
             // Created before the check, so that a change after the check wakes it.
             let changed = self.changed.notified();
@@ -75,13 +75,13 @@ impl<T> Watch<T> {
         }
     }
 
-    fn publish(&self, mut state: MutexGuard<'_, State<T>>) {
+    fn publish(&self, mut state: MutexGuard<'_, WatchState<T>>) {
         state.version += 1;
         drop(state);
         self.changed.notify_waiters();
     }
 
-    fn state(&self) -> MutexGuard<'_, State<T>> {
+    fn state(&self) -> MutexGuard<'_, WatchState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -13,7 +13,7 @@ use kiyot_values::{error_chain::error_chain, names::DEFAULT_NAMESPACE};
 
 use crate::{
     Workload, WorkloadPod, daemon,
-    pools::Kind,
+    pools::PodKind,
     world::{Happening, World},
 };
 
@@ -39,7 +39,7 @@ pub(super) struct Pod {
     /// The offerings that the pod accepts; `None`: all that fit its needs.
     candidates: Option<Vec<Candidate>>,
     /// The kind of a random pod.
-    pub(super) kind: Option<Kind>,
+    pub(super) kind: Option<PodKind>,
     /// The time of the pod's deletion.
     deleted: Duration,
     /// The time for which the pod runs, if known.
@@ -152,7 +152,7 @@ impl World<'_> {
     }
 
     /// Returns a kind and its needs for a random pod.
-    fn random_kind(&mut self) -> (Kind, Needs) {
+    fn random_kind(&mut self) -> (PodKind, Needs) {
         let (launch_type, markets): (_, &[Market]) = match self.rng.below(3) {
             0 => (LaunchType::OnDemand, &[Market::OnDemand]),
             1 => (LaunchType::Spot, &[Market::Spot]),
@@ -166,11 +166,11 @@ impl World<'_> {
             ..CellRequest::default()
         };
         let defaults = &self.node.rules.defaults;
-        (Kind { size, markets }, Needs::new(&request, &Requested::default(), defaults))
+        (PodKind { size, markets }, Needs::new(&request, &Requested::default(), defaults))
     }
 
     /// Returns some of the offerings that suit a pod, preferred first.
-    fn random_candidates(&mut self, kind: Kind) -> Vec<Candidate> {
+    fn random_candidates(&mut self, kind: PodKind) -> Vec<Candidate> {
         let mut candidates: Vec<Candidate> = self.node.catalogue.candidates().collect();
         candidates.retain(|candidate| kind.suits(&candidate.offering));
         self.rng.shuffle(&mut candidates);

@@ -109,12 +109,12 @@ impl World<'_> {
 
 /// The kind of a random pod: its size, as an index of instance types, and its markets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Kind {
+pub(super) struct PodKind {
     pub(super) size: usize,
     pub(super) markets: &'static [Market],
 }
 
-impl Kind {
+impl PodKind {
     /// Returns whether an offering suits the pod. Uses only the names of instance types, not the
     /// engine's functions.
     pub(super) fn suits(self, offering: &Offering) -> bool {

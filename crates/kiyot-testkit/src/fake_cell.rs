@@ -78,7 +78,7 @@ pub struct State {
     logs: HashMap<String, Vec<u8>>,
     /// The container id in the last request of a call.
     pub container_ids: HashMap<&'static str, String>,
-    /// Calls that take effect once and lose the response.
+    /// Calls whose next response is lost, although the call takes effect.
     pub lost_responses: Vec<&'static str>,
     /// Calls whose response does not end.
     pub endless_responses: Vec<&'static str>,

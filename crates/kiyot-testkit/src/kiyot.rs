@@ -379,8 +379,8 @@ impl<'a> Kiyot<'a> {
         self.start_again().await;
     }
 
-    /// Waits until the daemon answers Version and its admin socket is open, or until it has logged
-    /// that the socket failed.
+    /// Waits until the daemon answers Version, then until its admin socket is open or logged as
+    /// failed.
     async fn wait_until_ready(&mut self) {
         let (node, socket, log) = (self.node, self.socket(), self.directory.join("kiyot.log"));
         wait_until("the daemon answers Version", LIMIT, async || {

@@ -30,7 +30,7 @@ mod tls;
 
 pub use request::{ApiRequest, Verb};
 pub use service_account::ServiceAccount;
-use store::{Objects, Refusal};
+use store::{ApiRefusal, Objects};
 pub use table::table;
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
@@ -78,7 +78,7 @@ pub struct Recorded {
 }
 
 #[derive(Default)]
-struct State {
+struct ApiState {
     objects: Objects,
     rules: Vec<Rule>,
     /// The only accepted token; `None`: any token.
@@ -96,7 +96,7 @@ pub struct ApiServer {
 }
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<ApiState>,
     /// Incremented at each change, for watches.
     changed: watch::Sender<u64>,
 }
@@ -121,7 +121,7 @@ impl ApiServer {
     async fn start_with(definitions: &[Value], tls: Option<tls::Authority>) -> Self {
         let mut objects = Objects::default();
         definitions.iter().for_each(|definition| objects.define(definition));
-        let state = State { objects, ..State::default() };
+        let state = ApiState { objects, ..ApiState::default() };
         let shared = Arc::new(Shared { state: Mutex::new(state), changed: watch::Sender::new(0) });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
@@ -272,13 +272,13 @@ impl ApiServer {
         self.shared.changed.send_modify(|version| *version += 1);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ApiState> {
         self.shared.state()
     }
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ApiState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -299,7 +299,7 @@ async fn answer(
     let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
     let parsed = ApiRequest::parse(&head);
     let Some(parsed) = parsed else {
-        return Ok(refusal(&Refusal::not_found(head.uri.path()), None));
+        return Ok(refusal(&ApiRefusal::not_found(head.uri.path()), None));
     };
     let fault = {
         let mut state = shared.state();
@@ -324,12 +324,14 @@ async fn answer(
     let response = match fault {
         Some(ApiFault::Closed) => return Err(std::io::Error::other("closed by a fault")),
         Some(ApiFault::Status(code, retry_after)) => {
-            refusal(&Refusal::of(code, "InternalError", "played failure"), retry_after)
+            refusal(&ApiRefusal::of(code, "InternalError", "played failure"), retry_after)
         }
         Some(ApiFault::Cut) => cut(),
         Some(ApiFault::Ended) => response(StatusCode::OK, String::new()),
-        Some(ApiFault::Denied) => refusal(&Refusal::forbidden(&parsed), None),
-        Some(ApiFault::Unknown) => refusal(&Refusal::of(401, "Unauthorized", "Unauthorized"), None),
+        Some(ApiFault::Denied) => refusal(&ApiRefusal::forbidden(&parsed), None),
+        Some(ApiFault::Unknown) => {
+            refusal(&ApiRefusal::of(401, "Unauthorized", "Unauthorized"), None)
+        }
         Some(ApiFault::Slow(pause)) => {
             tokio::time::sleep(pause).await;
             respond(&shared, &parsed, &head, &body)
@@ -378,7 +380,7 @@ fn respond(
 fn watch(shared: &Arc<Shared>, request: &ApiRequest) -> Response<Body> {
     let position = request.query("resourceVersion").parse().unwrap_or(0);
     if shared.state().objects.is_expired(position) {
-        return refusal(&Refusal::of(410, "Expired", "too old resource version"), None);
+        return refusal(&ApiRefusal::of(410, "Expired", "too old resource version"), None);
     }
     let changed = shared.changed.subscribe();
     let begin = (Arc::clone(shared), request.clone(), changed, position, false);
@@ -425,7 +427,7 @@ fn response(status: StatusCode, text: String) -> Response<Body> {
     response
 }
 
-fn refusal(refused: &Refusal, retry_after: Option<u32>) -> Response<Body> {
+fn refusal(refused: &ApiRefusal, retry_after: Option<u32>) -> Response<Body> {
     let status = StatusCode::from_u16(refused.code).unwrap();
     let mut response = response(status, refused.status().to_string());
     if let Some(seconds) = retry_after {

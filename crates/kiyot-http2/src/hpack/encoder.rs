@@ -12,7 +12,7 @@ const MAX_INDEXED_FIELD_BYTES: usize = 512;
 
 /// Entry of the dynamic table.
 #[derive(Debug)]
-struct Entry {
+struct TableEntry {
     text: Box<[u8]>,
     name_length: usize,
 }
@@ -21,14 +21,14 @@ struct Entry {
 #[derive(Debug)]
 pub(crate) struct Encoder {
     /// Entries, newest first.
-    entries: VecDeque<Entry>,
+    entries: VecDeque<TableEntry>,
     size: usize,
     max_size: usize,
     /// Smallest table size since the last block, which the next one announces.
     pending_update: Option<usize>,
 }
 
-impl Entry {
+impl TableEntry {
     fn size(&self) -> usize {
         self.text.len() + 32
     }
@@ -106,7 +106,7 @@ impl Encoder {
             self.shrink(text + 32);
             if text + 32 <= self.max_size {
                 self.size += text + 32;
-                self.entries.push_front(Entry {
+                self.entries.push_front(TableEntry {
                     text: [name, value].concat().into(),
                     name_length: name.len(),
                 });

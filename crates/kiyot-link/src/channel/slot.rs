@@ -20,12 +20,12 @@ pub struct Slot<C = Connection>(Arc<Shared<C>>);
 
 struct Shared<C> {
     name: String,
-    state: Watch<State<C>>,
+    state: Watch<SlotState<C>>,
     waiting_calls: AtomicUsize,
     on_demand: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-struct State<C> {
+struct SlotState<C> {
     current: Current<C>,
     last_accepted: Option<Order>,
 }
@@ -93,7 +93,7 @@ impl<C: LinkConnection> Slot<C> {
     pub fn new(name: impl Into<String>) -> Self {
         Self(Arc::new(Shared {
             name: name.into(),
-            state: Watch::new(State { current: Current::Absent, last_accepted: None }),
+            state: Watch::new(SlotState { current: Current::Absent, last_accepted: None }),
             waiting_calls: AtomicUsize::new(0),
             on_demand: OnceLock::new(),
         }))
@@ -182,7 +182,7 @@ impl<C: LinkConnection> Slot<C> {
 
     /// Waits for a connection and returns it, or `None` when the slot is closed.
     pub async fn connected(&self) -> Option<C> {
-        let connected = |state: &State<C>| match &state.current {
+        let connected = |state: &SlotState<C>| match &state.current {
             Current::Present(connection) if !connection.has_ended() => {
                 Some(Some(connection.clone()))
             }
@@ -200,7 +200,7 @@ impl<C: LinkConnection> Slot<C> {
     /// Waits for a connection other than `failed` and returns it. Fails with UNAVAILABLE at the
     /// deadline, and at once when the slot is closed.
     pub async fn acquire(&self, failed: Option<&C>, deadline: Instant) -> Result<C, Status> {
-        let usable = |state: &State<C>| match &state.current {
+        let usable = |state: &SlotState<C>| match &state.current {
             Current::Absent => None,
             Current::Present(connection)
                 if connection.has_ended()

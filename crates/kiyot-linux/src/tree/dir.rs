@@ -68,14 +68,14 @@ pub fn first_subdirectory(dir: impl AsFd) -> Result<Option<CString>, Errno> {
 
 /// A directory entry other than `.` and `..`.
 #[derive(Debug)]
-pub(crate) struct Entry<'a> {
+pub(crate) struct DirEntry<'a> {
     pub(crate) name: &'a CStr,
     kind: FileType,
     /// The directory's read position after the entry.
     pub(crate) next: u64,
 }
 
-impl Entry<'_> {
+impl DirEntry<'_> {
     /// Returns whether the entry is a directory. Calls `stat` only if `d_type` is unknown.
     pub(crate) fn is_directory(&self, dir: impl AsFd) -> bool {
         match self.kind {
@@ -91,7 +91,7 @@ impl Entry<'_> {
 pub(crate) fn read(
     dir: impl AsFd,
     position: u64,
-    mut each: impl FnMut(&Entry<'_>) -> Result<bool, Errno>,
+    mut each: impl FnMut(&DirEntry<'_>) -> Result<bool, Errno>,
 ) -> Result<bool, Errno> {
     rustix::fs::seek(dir.as_fd(), rustix::fs::SeekFrom::Start(position))?;
     let mut buffer = [MaybeUninit::uninit(); READ_BYTES];
@@ -107,7 +107,7 @@ pub(crate) fn read(
             continue;
         }
         let (kind, next) = (entry.file_type(), entry.next_entry_cookie());
-        if !each(&Entry { name: entry.file_name(), kind, next })? {
+        if !each(&DirEntry { name: entry.file_name(), kind, next })? {
             return Ok(false);
         }
     }

@@ -23,7 +23,7 @@ use rustix::{
     mount::{UnmountFlags, unmount},
 };
 
-use crate::tree::dir::{self, Entry};
+use crate::tree::dir::{self, DirEntry};
 
 /// The prefix of the names of directories that were moved to the top.
 const MOVED_PREFIX: &str = ".kiyot-moved-";
@@ -175,7 +175,7 @@ impl Removal {
 
     /// Moves a directory to the top, where it is removed next, unless the budget ends before the
     /// search for a free name. If a rename fails, removes a leaf of the directory.
-    fn move_up(&mut self, dir: BorrowedFd<'_>, entry: &Entry<'_>) -> Result<(), Errno> {
+    fn move_up(&mut self, dir: BorrowedFd<'_>, entry: &DirEntry<'_>) -> Result<(), Errno> {
         loop {
             let name = moved_name(self.moved);
             let moved = renameat_with(dir, entry.name, &self.top, &*name, RenameFlags::NOREPLACE);

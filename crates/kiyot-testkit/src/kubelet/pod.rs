@@ -12,7 +12,7 @@ use std::{
 use super::volumes::{Source, Volume};
 use crate::{cri, image::BUSYBOX_IMAGE};
 
-/// Spec of a pod. Tests change the public fields that they are about.
+/// Spec of a pod. The fields are public, so that a test can change any of them.
 #[derive(Debug, Clone)]
 pub struct Pod {
     /// Pod name.

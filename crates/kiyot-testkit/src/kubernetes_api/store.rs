@@ -12,13 +12,13 @@ use super::{
 
 /// A refusal of a request.
 #[derive(Debug)]
-pub(super) struct Refusal {
+pub(super) struct ApiRefusal {
     pub(super) code: u16,
     reason: String,
     message: String,
 }
 
-impl Refusal {
+impl ApiRefusal {
     pub(super) fn of(code: u16, reason: &str, message: &str) -> Self {
         Self { code, reason: reason.to_owned(), message: message.to_owned() }
     }
@@ -172,20 +172,20 @@ impl Objects {
         request: &ApiRequest,
         media: &str,
         body: &[u8],
-    ) -> Result<(u16, Value), Refusal> {
+    ) -> Result<(u16, Value), ApiRefusal> {
         let resource = request.resource.as_str();
         if !BUILT_IN.contains(&resource) && !self.schemas.contains_key(resource) {
             let message = "the server could not find the requested resource";
-            return Err(Refusal::of(404, "NotFound", message));
+            return Err(ApiRefusal::of(404, "NotFound", message));
         }
         let (key, place) = (request.key(), (resource.to_owned(), request.key()));
         let sent: Value = if body.is_empty() {
             Value::Null
         } else {
             serde_json::from_slice(body)
-                .map_err(|error| Refusal::of(400, "BadRequest", &error.to_string()))?
+                .map_err(|error| ApiRefusal::of(400, "BadRequest", &error.to_string()))?
         };
-        let absent = || Refusal::not_found(&request.name);
+        let absent = || ApiRefusal::not_found(&request.name);
         match request.verb {
             Verb::List => self.list(request),
             Verb::Get => {
@@ -196,7 +196,7 @@ impl Objects {
                 let key = key_of(&sent);
                 if self.stored.contains_key(&(resource.to_owned(), key.clone())) {
                     let message = format!("{resource} {key:?} already exists");
-                    return Err(Refusal::of(409, "AlreadyExists", &message));
+                    return Err(ApiRefusal::of(409, "AlreadyExists", &message));
                 }
                 let stored = Stored { object: sent, owners: Owners::new() };
                 Ok((201, self.store(resource, &key, stored)))
@@ -223,7 +223,7 @@ impl Objects {
             }
             Verb::Patch => {
                 let message = format!("the body of the request was in an unknown format: {media}");
-                Err(Refusal::of(415, "UnsupportedMediaType", &message))
+                Err(ApiRefusal::of(415, "UnsupportedMediaType", &message))
             }
             Verb::Delete => {
                 let current = &self.stored.get(&place).ok_or_else(absent)?.object;
@@ -232,18 +232,18 @@ impl Objects {
                     if !wanted.is_null() && *wanted != current["metadata"][name] {
                         let message =
                             format!("Precondition failed: {name} in precondition: {wanted}");
-                        return Err(Refusal::of(409, "Conflict", &message));
+                        return Err(ApiRefusal::of(409, "Conflict", &message));
                     }
                 }
                 self.remove(resource, &key);
                 Ok((200, json!({ "kind": "Status", "apiVersion": "v1", "status": "Success" })))
             }
-            Verb::Watch => Err(Refusal::of(400, "BadRequest", "a watch is streamed")),
+            Verb::Watch => Err(ApiRefusal::of(400, "BadRequest", "a watch is streamed")),
         }
     }
 
-    fn apply(&mut self, request: &ApiRequest, mut sent: Value) -> Result<(u16, Value), Refusal> {
-        let bad = |message: &str| Refusal::of(400, "BadRequest", message);
+    fn apply(&mut self, request: &ApiRequest, mut sent: Value) -> Result<(u16, Value), ApiRefusal> {
+        let bad = |message: &str| ApiRefusal::of(400, "BadRequest", message);
         let (resource, key) = (request.resource.as_str(), request.key());
         let manager = request.query("fieldManager");
         if manager.is_empty() {
@@ -264,17 +264,17 @@ impl Objects {
             let mut keys = ["apiVersion", "kind", "name", "uid"].iter();
             if let Some(key) = keys.find(|key| !is_text(&owner[*key])) {
                 let message = format!("metadata.ownerReferences.{key}: Invalid value: not empty");
-                return Err(Refusal::of(422, "Invalid", &message));
+                return Err(ApiRefusal::of(422, "Invalid", &message));
             }
         }
         let current = self.stored.get(&(resource.to_owned(), key.clone()));
         let has_subresource = request.subresource.is_empty() || self.with_status.contains(resource);
         if !has_subresource {
             let message = "the server could not find the requested resource";
-            return Err(Refusal::of(404, "NotFound", message));
+            return Err(ApiRefusal::of(404, "NotFound", message));
         }
         if current.is_none() && !request.subresource.is_empty() {
-            return Err(Refusal::not_found(&request.name));
+            return Err(ApiRefusal::not_found(&request.name));
         }
         let is_new = current.is_none();
         let (mut object, mut owners) = match current {
@@ -303,14 +303,14 @@ impl Objects {
             let named: Vec<_> = named.collect();
             let message =
                 format!("Apply failed with {} conflicts: {}", named.len(), named.join(", "));
-            Refusal::of(409, "Conflict", &message)
+            ApiRefusal::of(409, "Conflict", &message)
         })?;
         if let Some(schema) = self.schemas.get(resource) {
             let mut faults = Vec::new();
             schema::faults(&object, schema, "", &mut faults);
             if !faults.is_empty() {
                 let message = format!("{key:?} is invalid: {}", faults.join(", "));
-                return Err(Refusal::of(422, "Invalid", &message));
+                return Err(ApiRefusal::of(422, "Invalid", &message));
             }
         }
         if object == before {
@@ -321,14 +321,14 @@ impl Objects {
     }
 
     /// Returns a part of a list. A position consists of the list's version and the next key.
-    fn list(&self, request: &ApiRequest) -> Result<(u16, Value), Refusal> {
+    fn list(&self, request: &ApiRequest) -> Result<(u16, Value), ApiRefusal> {
         let (version, from) = match request.query("continue").split_once(' ') {
             Some((version, from)) => (version.parse().unwrap_or(0), from.to_owned()),
             None => (self.version, String::new()),
         };
         if self.is_expired(version) {
             let message = "The provided continue parameter is too old";
-            return Err(Refusal::of(410, "Expired", message));
+            return Err(ApiRefusal::of(410, "Expired", message));
         }
         let limit = request.query("limit").parse().unwrap_or(usize::MAX);
         let matching = self.stored.iter().filter(|((resource, key), stored)| {
@@ -353,7 +353,7 @@ impl Objects {
     /// over.
     pub(super) fn changes(&self, request: &ApiRequest, position: u64) -> (String, u64, bool) {
         if self.is_expired(position) {
-            let status = Refusal::of(410, "Expired", "too old resource version").status();
+            let status = ApiRefusal::of(410, "Expired", "too old resource version").status();
             let line = json!({ "type": "ERROR", "object": status });
             return (format!("{line}\n"), position, true);
         }
@@ -396,12 +396,12 @@ fn prune_object(object: &mut Value, schema: &Value) {
     }
 }
 
-fn check_version(current: &Value, wanted: &Value) -> Result<(), Refusal> {
+fn check_version(current: &Value, wanted: &Value) -> Result<(), ApiRefusal> {
     if wanted.is_null() || *wanted == current["metadata"]["resourceVersion"] {
         return Ok(());
     }
     let message = "the object has been modified; please apply your changes to the latest version";
-    Err(Refusal::of(409, "Conflict", message))
+    Err(ApiRefusal::of(409, "Conflict", message))
 }
 
 fn key_of(object: &Value) -> String {
