@@ -115,7 +115,7 @@ impl fmt::Debug for AgentContext {
     }
 }
 
-/// Callback that asks the uplink for a bulk connection.
+/// Callback that requests a bulk connection from the uplink.
 pub struct OpenBulk(Box<dyn Fn() + Send + Sync>);
 
 impl OpenBulk {
@@ -144,7 +144,7 @@ pub struct AgentParts {
     pub dir: CellDir,
     /// Namespaces that the cell doesn't share with the host.
     pub own: OwnNamespaces,
-    /// True if the machine is the cell's: its network and its clock are the agent's to set.
+    /// True if the machine belongs to the cell, so that the agent sets its network and its clock.
     pub owns_machine: bool,
     /// Image of pod sandboxes.
     pub pause_image: String,
@@ -152,7 +152,7 @@ pub struct AgentParts {
     pub socket: PathBuf,
     /// Loopback port of containerd's streaming server.
     pub stream_port: u16,
-    /// Asks for a bulk connection.
+    /// Requests a bulk connection.
     pub bulk: OpenBulk,
     /// Cancelled when the daemon calls `Shutdown`.
     pub power_off: CancellationToken,
@@ -225,7 +225,7 @@ impl AgentContext {
     }
 }
 
-/// Runs the agent until the cell is to power off. Returns the exit code [`POWER_OFF_EXIT_CODE`].
+/// Runs the agent until the cell must power off. Returns the exit code [`POWER_OFF_EXIT_CODE`].
 pub fn run(dir: &Path, stream_port: u16) -> Result<i32, AgentError> {
     let filter =
         EnvFilter::try_from_env("KIYOT_CELL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));

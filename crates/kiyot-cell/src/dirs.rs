@@ -92,7 +92,7 @@ impl CellDir {
         self.private().join("containerd.toml")
     }
 
-    /// Returns the path of the base of containers' specs, which init writes if it has limits.
+    /// Returns the path of containerd's base spec, which init writes if the settings have limits.
     pub fn base_spec(&self) -> PathBuf {
         self.private().join("base-spec.json")
     }
@@ -102,7 +102,7 @@ impl CellDir {
         self.private().join("containerd")
     }
 
-    /// Returns the directory of what containerd keeps on the disk.
+    /// Returns the directory of containerd's files on the disk.
     pub fn containerd_disk(&self) -> PathBuf {
         self.0.join("containerd")
     }

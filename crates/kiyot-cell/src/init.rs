@@ -80,12 +80,12 @@ pub fn run(dir: &Path) -> Result<i32, InitError> {
     Ok(0)
 }
 
-/// Has the kernel kill this process, and so the cell, when the launch process ends.
+/// Makes the kernel kill this process, and so the cell, when the launch process ends.
 fn follow_parent() -> Result<(), InitError> {
     let step = |what| move |error: rustix::io::Errno| InitError::Step(what, error.into());
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(step("set the parent-death signal"))?;
-    // The launch process may have ended before: then the write end of standard input is closed.
+    // If the launch process has already ended, the write end of standard input is closed.
     let stdin = io::stdin();
     let mut input = [PollFd::new(&stdin, PollFlags::empty())];
     poll(&mut input, Some(&rustix::event::Timespec::default()))
@@ -104,7 +104,7 @@ pub(crate) fn make_dirs(dir: &CellDir) -> io::Result<()> {
     for path in [dir.root(), dir.containerd_disk(), dir.private(), dir.memory()] {
         builder.create(path)?;
     }
-    // Containers with other users look up paths below these.
+    // Containers of other users look up paths below these directories.
     for path in [dir.pod(), dir.pod().join(LOG_DIR)] {
         builder.create(&path)?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;

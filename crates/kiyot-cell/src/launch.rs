@@ -27,7 +27,7 @@ use crate::{
     namespaces::Namespaces,
 };
 
-/// `PATH` of the cell if the environment has none.
+/// `PATH` of the cell if the environment has no `PATH`.
 pub(crate) const DEFAULT_PATH: &str =
     "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// Settings for debugging that are passed to the cell, beside `PATH` and the proxies for pulls.
@@ -95,7 +95,7 @@ fn launch(
         .map_err(step("make the cell's mounts private"))?;
     let mut init = init_command(dir, console).map_err(step("prepare init"))?;
     let mut child = init.spawn().map_err(step("start init"))?;
-    // Init takes the end of its standard input for the end of this process.
+    // Init treats the end of its standard input as the end of this process.
     let stdin_guard = child.stdin.take();
     let status = child.wait().map_err(step("wait for init"))?;
     drop(stdin_guard);
@@ -131,7 +131,7 @@ fn init_command(dir: &CellDir, console: File) -> io::Result<Command> {
     let program = fs::read_link("/proc/self/exe")?;
     let mut command = Command::new(program);
     command.arg("init").arg("--dir").arg(dir.path()).current_dir("/");
-    // The daemon's settings and systemd's variables are not for the cell.
+    // The cell must not get the daemon's settings and systemd's variables.
     command.env_clear().env("PATH", env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()));
     let passed = PROXY_VARIABLES.into_iter().chain(DEBUG_VARIABLES);
     command.envs(passed.filter_map(|name| Some((name, env::var_os(name)?))));

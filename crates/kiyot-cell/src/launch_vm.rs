@@ -113,21 +113,21 @@ fn launch(
     Ok(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)))
 }
 
-/// A virtual machine that runs. Its process is the first of a PID namespace.
+/// Running virtual machine, whose process is the first of a PID namespace.
 #[derive(Debug)]
 pub struct Machine(Child);
 
 impl Machine {
     /// Starts the virtual machine of a directory. Returns its output: the console and the messages
-    /// of QEMU. Called on the main thread before any other thread runs, because the parent-death
-    /// signal follows the thread, and a thread can't start while children get another namespace.
+    /// of QEMU. Must be called on the main thread before any other thread runs: the parent-death
+    /// signal follows the thread, and no thread can start while children get another PID namespace.
     pub fn start(dir: &CellDir) -> Result<(Self, PipeReader), VmError> {
         let (output, writer) = io::pipe().map_err(step("create the pipe of the console"))?;
         let copy = writer.try_clone().map_err(step("duplicate the pipe of the console"))?;
         let own = File::open("/proc/self/ns/pid").map_err(step("open the PID namespace"))?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0("kiyot-cell").arg("run-vm").arg("--dir").arg(dir.path()).current_dir("/");
-        // The settings of the daemon are not for QEMU.
+        // QEMU must not get the daemon's settings.
         command.env_clear().env("PATH", env::var_os("PATH").unwrap_or_else(|| DEFAULT_PATH.into()));
         command.stdin(Stdio::piped()).stdout(writer).stderr(copy);
         unshare(CloneFlags::CLONE_NEWPID).map_err(step("create the PID namespace"))?;
@@ -139,7 +139,8 @@ impl Machine {
     /// Returns a receiver of the exit status, from a thread that waits for it.
     fn ended(mut self) -> io::Result<oneshot::Receiver<io::Result<ExitStatus>>> {
         let (sender, receiver) = oneshot::channel();
-        // The process takes the end of its standard input for the end of this one.
+        // The virtual machine's process treats the end of its standard input as the end of this
+        // process.
         let guard = self.0.stdin.take();
         thread::Builder::new().name("wait".into()).spawn(move || {
             let status = self.0.wait();

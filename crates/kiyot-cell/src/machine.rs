@@ -24,7 +24,7 @@ use crate::{
 
 /// Directory of the cell, the mount point of its disk.
 pub const CELL_DIR: &str = "/var/lib/kiyot-cell";
-/// Console of the machine, whose size the provider bounds.
+/// Console of the machine. The provider bounds its size.
 const CONSOLE: &str = "/dev/console";
 
 /// Errors that keep a machine from serving its cell.
@@ -51,7 +51,7 @@ pub enum MachineError {
     /// The boot data is invalid.
     #[error(transparent)]
     CellFile(#[from] CellFileError),
-    /// The boot data is that of a cell in namespaces of its node.
+    /// The boot data is for a cell in namespaces of its node.
     #[error("boot data has no field \"machine\"")]
     NoMachine,
     /// A network device can't be found or configured.
@@ -82,7 +82,7 @@ pub fn run() -> Result<i32, MachineError> {
 
 fn serve() -> Result<(), MachineError> {
     let step = |what| move |source| MachineError::Step(what, source);
-    // First of all: whatever hangs below, a machine that no daemon knows ends.
+    // Armed first, so that a machine that no daemon knows ends even if a later step hangs.
     let power_off = power_off::arm().map_err(step("arm the power-off"))?;
     mounts::early()?;
     modules::load_all(Path::new(modules::LIST))?;

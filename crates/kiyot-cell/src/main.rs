@@ -79,7 +79,7 @@ enum Role {
 
 fn main() -> ExitCode {
     let role = Arguments::parse().role;
-    // The core dump limit of containerd and the containers is the one that launch inherited.
+    // Containerd and the containers keep the core dump limit that launch inherited.
     let cores = match role {
         Role::Init { .. } | Role::Machine | Role::Service { .. } => {
             core_dump::forbid().and_then(|()| core_dump::allow_children())

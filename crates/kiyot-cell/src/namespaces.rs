@@ -1,4 +1,4 @@
-//! Namespaces of the host and of the cell: only those that differ may be changed by a pod.
+//! Namespaces of the host and of the cell: a pod may change only namespaces that differ.
 
 use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
 
@@ -46,7 +46,7 @@ pub struct OwnNamespaces {
 }
 
 impl OwnNamespaces {
-    /// Compares the namespaces. Without the host's, all count as shared.
+    /// Compares the namespaces. If the host's are unknown, all count as shared.
     pub fn compare(host: Option<Namespaces>, current: Namespaces) -> Self {
         Self {
             uts: host.is_some_and(|host| host.uts != current.uts),

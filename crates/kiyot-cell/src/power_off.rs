@@ -1,8 +1,8 @@
 //! Power-off of a machine of the cell's own, and its timer.
 //!
-//! A launch whose answer was lost may leave a machine that no daemon knows. Its agent can't enrol,
-//! so that the timer ends it. An agent that hangs can't enforce the orphan timeout: once enrolled,
-//! it renews the timer, which otherwise ends the machine in its place.
+//! A launch whose response was lost may leave a machine that no daemon knows. Its agent can't
+//! enrol, so the timer ends the machine. A hanging agent can't enforce the orphan timeout, so an
+//! enrolled agent renews the timer, which otherwise ends the machine.
 
 use std::{
     fs::File,
@@ -19,17 +19,17 @@ use std::{
 use nix::sys::reboot::{RebootMode, reboot};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Time from [`arm`], in seconds, until the boot data says another.
+/// Seconds from [`arm`] to the power-off, unless the boot data has another number.
 const DEFAULT_DEADLINE_SECS: u64 = 900;
 /// Interval at which the timer looks for the certificate, and for renewals.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// File on a tmpfs whose time of modification the agent changes at [`RENEWAL_INTERVAL`].
 const RENEWED: &str = "/run/kiyot/renewed";
-/// Interval at which the agent renews the timer: that of the checks, because an orphan timeout of
-/// seconds is allowed.
+/// Interval at which the agent renews the timer. It equals the interval of the checks, because an
+/// orphan timeout of a few seconds is allowed.
 const RENEWAL_INTERVAL: Duration = CHECK_INTERVAL;
 
-/// Timer that powers the machine off unless the cell enrols, and its agent then renews the timer.
+/// Timer that powers the machine off unless the cell enrols and its agent then renews the timer.
 #[derive(Debug, Clone)]
 pub(crate) struct PowerOff(Arc<Timer>);
 
@@ -51,8 +51,8 @@ impl PowerOff {
         self.0.deadline.store(seconds, Ordering::Relaxed);
     }
 
-    /// Sets the file whose existence replaces that time by `renewal`, in seconds from the agent's
-    /// last renewal.
+    /// Sets the certificate's file. Once it exists, the machine powers off `renewal` seconds after
+    /// the agent's last renewal instead.
     pub(crate) fn renewed_after(&self, certificate: PathBuf, renewal: u64) {
         self.0.renewal.store(renewal, Ordering::Relaxed);
         *self.0.certificate.lock().unwrap_or_else(PoisonError::into_inner) = Some(certificate);
@@ -85,8 +85,8 @@ impl Timer {
     }
 }
 
-/// Renewals that the timer has seen. It counts its own checks instead of a clock, so that a machine
-/// that was suspended does not end at its resumption.
+/// Renewals that the timer has seen. Time is counted in checks, not by a clock, so that a suspended
+/// machine does not end when it resumes.
 #[derive(Debug, Default)]
 struct Renewals {
     last: Option<SystemTime>,
@@ -95,7 +95,7 @@ struct Renewals {
 }
 
 impl Renewals {
-    /// Notes a check, and returns whether `limit` of them have seen no change.
+    /// Records a check, and returns whether the last `limit` checks saw no change.
     fn are_overdue(&mut self, renewed: Option<SystemTime>, limit: u64) -> bool {
         self.unchanged = if renewed == self.last { self.unchanged + 1 } else { 0 };
         self.last = renewed;
@@ -140,7 +140,7 @@ pub(crate) fn arm() -> io::Result<PowerOff> {
     Ok(armed)
 }
 
-/// Powers the machine off. The disk ends with it, so that nothing is synchronised.
+/// Powers the machine off. Nothing is synced, because the disk ends with the machine.
 pub(crate) fn now() -> ! {
     let Err(error) = reboot(RebootMode::RB_POWER_OFF);
     eprintln!("kiyot-cell: cannot power off: {error}");
@@ -154,12 +154,12 @@ mod tests {
 
     /// Verifies V102.
     #[test]
-    fn machine_ends_when_its_agent_renews_the_timer_no_longer() {
+    fn machine_ends_when_its_agent_stops_renewing_the_timer() {
         let mut renewals = Renewals::default();
         let at = |seconds| Some(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds));
-        // The agent has not begun.
+        // The agent has not renewed the timer yet.
         assert!((0..3).all(|_| !renewals.are_overdue(None, 3)));
-        // A clock that is set back is a change as well.
+        // A modification time that goes back is a change too.
         for renewed in [at(20), at(10), at(30)] {
             assert!((0..4).all(|_| !renewals.are_overdue(renewed, 3)), "{renewed:?}");
         }

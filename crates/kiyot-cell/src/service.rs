@@ -2,8 +2,8 @@
 //! stock distribution or an image of it, and supervises containerd and the agent. The machine
 //! powers off when it ends.
 //!
-//! A machine runs it once in its life. At a second start, after a crash or a reboot, the daemon may
-//! have given the pod to another cell, so that the machine powers off.
+//! A machine runs the service once in its life. At a second start, after a crash or a reboot, the
+//! daemon may have given the pod to another cell, so the machine powers off.
 
 mod boot_data;
 mod boot_record;
@@ -70,8 +70,8 @@ pub fn run(dir: &Path) -> Result<i32, ServiceError> {
     if env::var_os(SYSTEMD_VARIABLE).is_none() {
         return Err(ServiceError::NoUnit);
     }
-    // Roots of containers get it from containerd: with a tighter mask, users but root can't run a
-    // program. Units of systemd have it, unless an image sets another.
+    // containerd creates the roots of containers with this mask: under a tighter mask, only root
+    // could run programs in them. systemd's units have this mask unless an image sets another.
     rustix::process::umask(Mode::from_raw_mode(0o022));
     if let Err(error) = serve(dir) {
         // The provider shows the end of the console when the cell doesn't enrol.
@@ -82,7 +82,7 @@ pub fn run(dir: &Path) -> Result<i32, ServiceError> {
 
 fn serve(dir: &Path) -> Result<(), ServiceError> {
     let step = |what| move |source| ServiceError::Step(what, source);
-    // First of all: whatever hangs below, a machine that no daemon knows ends.
+    // Armed first, so that a machine that no daemon knows ends even if a later step hangs.
     let power_off = power_off::arm().map_err(step("arm the power-off"))?;
     fs::DirBuilder::new()
         .recursive(true)
@@ -107,8 +107,8 @@ fn serve(dir: &Path) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// Returns false on a machine that is a container itself, whose processes may not lower their
-/// score.
+/// Returns whether processes may lower their OOM score. They may not if the machine is itself a
+/// container.
 fn may_lower_oom_score() -> bool {
     let score = services::MACHINE_OOM_SCORE_ADJ.to_string();
     fs::write("/proc/self/oom_score_adj", score).is_ok()

@@ -103,7 +103,7 @@ pub enum Outcome {
     Shutdown,
     /// There was no control connection for `orphan_timeout`: the pod must be stopped and the cell
     /// powered off. The time until a broken connection is noticed (at most 30 s) doesn't count, so
-    /// an observer must wait that much longer.
+    /// an observer must wait 30 s longer.
     Orphaned,
 }
 
@@ -178,7 +178,7 @@ impl Uplink {
         Self { clock, ..self }
     }
 
-    /// Dials from another network namespace than the agent's own.
+    /// Dials from this network namespace instead of the agent's own.
     #[must_use]
     pub fn from_namespace(mut self, namespace: PathBuf) -> Self {
         self.endpoint.namespace = Some(namespace);
@@ -226,7 +226,8 @@ impl Uplink {
                 tracing::warn!(error = &error as &dyn Error, "enrolment failed, retrying");
             }
             needs_certificate = true;
-            // A certificate that has expired by this clock may still be valid by the gateway's.
+            // A certificate that has expired by the cell's clock may still be valid by the
+            // gateway's.
             let dialler = match self.dialler() {
                 Ok(Some(dialler)) => dialler,
                 Ok(None) => {
@@ -247,7 +248,7 @@ impl Uplink {
                 end,
                 tasks,
             };
-            // Returns when the certificate needs renewal for the control connection.
+            // `keep_control` returns when the control connection needs a new certificate.
             tokio::select! {
                 () = self.keep_control(&connector, &mut backoff) => {}
                 never = bulk::run(&self.bulk_trigger, &connector) => match never {},
@@ -263,15 +264,15 @@ impl Uplink {
             .transpose()
     }
 
-    /// Keeps a control connection until the certificate has expired or is rejected. The gateway's
-    /// clock decides and may differ from this one.
+    /// Keeps a control connection until the certificate has expired or is rejected. The gateway
+    /// decides by its own clock, which may differ from the cell's.
     async fn keep_control<S: Serve>(
         &self,
         connector: &connector::Connector<'_, impl Fn(ConnectionInfo) -> S + Send + Sync>,
         backoff: &mut Backoff,
     ) {
         let mut rejections = 0;
-        // A certificate that had expired before its first use is judged by the gateway alone.
+        // If the certificate had expired before its first use, only the gateway can judge it.
         let was_expired = !self.credentials.has_valid_certificate(self.clock.now());
         while rejections < MAX_REJECTIONS
             && (was_expired || self.credentials.has_valid_certificate(self.clock.now()))

@@ -1,4 +1,5 @@
-//! Test of init's supervisor, in a binary of its own: its reaper takes every child of the process.
+//! Test of init's supervisor, in a separate binary because the reaper takes every child of the
+//! process.
 
 use std::process::Command;
 
@@ -15,7 +16,7 @@ fn service_is_restarted_and_its_orphans_are_reaped_until_it_powers_off() {
     let console = BoundedLog::open(dir.path().join("console.log"), 1 << 20).unwrap();
     let [runs, orphan, reaped] = ["runs", "orphan", "reaped"].map(|name| dir.path().join(name));
     let mut command = Command::new("sh");
-    // In its last run it leaves a process to init, and waits until no zombie of it is left.
+    // In its last run the service leaves a process to init, and waits until init has reaped it.
     command.arg("-c").arg(format!(
         "echo run >> {0}; [ $(wc -l < {0}) -ge 3 ] || exit 7
         sh -c 'sleep 0.1 & echo $! > {1}'

@@ -97,14 +97,14 @@ fn sysctl_paths(sysctls: &HashMap<String, String>) -> Result<Vec<(String, &str, 
         }
         paths.push((path, name.as_str(), value.as_str()));
     }
-    // A fixed order gives sysctls that depend on each other the same outcome each time.
+    // A fixed order makes the result of dependent sysctls repeatable.
     paths.sort();
     Ok(paths)
 }
 
 /// Returns the path of a sysctl below /proc/sys/net, or `None` if the name is invalid or outside of
-/// `net`. As in sysctl(8), the first of "." and "/" in the name is the separator, and the other
-/// stands for a "." within a component (the name of a VLAN interface).
+/// `net`. As in sysctl(8), whichever of "." and "/" comes first in the name is the separator; the
+/// other character stands for a "." within a component (the name of a VLAN interface).
 pub fn sysctl_path(name: &str) -> Option<String> {
     let separator = name.chars().find(|character| matches!(character, '.' | '/'))?;
     let mut parts = name

@@ -42,7 +42,7 @@ const MAX_CONCURRENT_QUERIES: usize = 8;
 const MAX_IMAGE_NAMES: usize = 64;
 /// Longest wait for the next part of a blob. The daemon reads it from the node's disk.
 const PART_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time in which CRI must list a created image.
+/// Time within which CRI must list a created image.
 const CRI_VISIBLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// First and longest interval between two `ImageStatus` calls.
 const CRI_POLL_INTERVALS: (Duration, Duration) =
@@ -51,7 +51,7 @@ const CRI_POLL_INTERVALS: (Duration, Duration) =
 /// Prefix of the ingests that pushed blobs are written to. Pulls use other names.
 const PUSH_INGEST_PREFIX: &str = "kiyot-";
 
-/// Returns true if an ingest belongs to a blob that the daemon pushes.
+/// Returns whether an ingest belongs to a blob that the daemon pushes.
 pub fn is_push_ingest(reference: &str) -> bool {
     reference.starts_with(PUSH_INGEST_PREFIX)
 }
@@ -62,7 +62,7 @@ fn content(runtime: &Runtime) -> ContentClient<Channel> {
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
-/// Returns those of the digests that containerd's content store lacks.
+/// Returns the digests that are absent from containerd's content store.
 pub async fn missing_blobs(runtime: &Runtime, digests: Vec<String>) -> Result<Vec<String>, Status> {
     if digests.len() > MAX_DIGESTS {
         return Err(Status::invalid_argument(format!(
@@ -93,7 +93,7 @@ async fn is_missing(runtime: &Runtime, digest: &str) -> Result<bool, Status> {
     }
 }
 
-/// Writes a blob, whose digest is checked. A blob that the store has is not written again. `store`
+/// Writes a blob and checks its digest. A blob that is in the store is not written again. `store`
 /// is the directory of containerd's content store.
 pub async fn put_blob(
     runtime: &Runtime,
@@ -157,7 +157,7 @@ async fn next_part(
     .transpose()
 }
 
-/// A blob that is written.
+/// Blob that is being written.
 struct BlobWrite<'a> {
     runtime: &'a Runtime,
     /// Name of containerd's ingest.
@@ -183,7 +183,7 @@ impl BlobWrite<'_> {
         Ok(content.freeze())
     }
 
-    /// Has containerd take a blob whose file is in its store.
+    /// Registers with containerd a blob whose file is already in the content store.
     async fn commit_placed(&self, first: &BlobPart) -> Result<(), Status> {
         let commit = self.request(first, WriteAction::Commit, self.size, Vec::new());
         let mut call = leased(Request::new(stream::iter([commit])), self.lease)?;
@@ -225,7 +225,7 @@ impl BlobWrite<'_> {
         response(&mut responses).await.map(drop)
     }
 
-    /// Returns the length with a part, which is at most the announced size.
+    /// Returns the length plus a part's length; fails beyond the announced size.
     fn add(&self, first: &BlobPart, length: i64, part: usize) -> Result<i64, Status> {
         let length = length.saturating_add(i64::try_from(part).unwrap_or(i64::MAX));
         if length > self.size {
@@ -304,7 +304,7 @@ pub async fn put_image(runtime: &Runtime, request: PutImageRequest) -> Result<()
     });
     try_join_all(images.map(|image| create_or_update(runtime, image))).await?;
     let deadline = Instant::now() + CRI_VISIBLE_TIMEOUT;
-    // One after the other: those after the first are nearly always listed at the first look.
+    // One after the other: once the first name is listed, the others nearly always are.
     for name in &request.names {
         wait_visible_to_cri(runtime, name, &request.image_id, deadline).await?;
     }

@@ -1,4 +1,4 @@
-//! The time since the cell booted.
+//! Time since the boot of the cell.
 
 use std::{fs, time::Duration};
 
@@ -8,7 +8,8 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-/// Returns the milliseconds since PID 1 of the cell began, or 0 if `/proc` does not say.
+/// Returns the milliseconds since the start of the cell's PID 1, or 0 if `/proc` does not show its
+/// start.
 pub fn running_millis() -> u64 {
     let stat = fs::read_to_string("/proc/1/stat").unwrap_or_default();
     let Some(began) = start(&stat, clock_ticks_per_second()) else { return 0 };
@@ -28,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn start_of_a_program_with_an_odd_name_is_parsed() {
+    fn start_time_after_an_odd_program_name_is_parsed() {
         let stat = "1 (a) b ) S 1 7 7 0 -1 4194560 1 0 0 0 30 12 0 0 20 0 5 0 905 1000 250 1 2";
         assert_eq!(start(stat, 100), Some(Duration::from_millis(9050)));
         assert_eq!(start("1 (a) S 1", 100), None);

@@ -1,11 +1,11 @@
-//! The calls that change containerd's state and run to their end, whoever waits for them.
+//! Calls that change containerd's state. They run to their end, even if no caller waits.
 
 use std::sync::Arc;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// The running calls. Bounded, and known to the watcher of containerd: what a call creates is
-/// complete when the call has ended.
+/// Running calls, in bounded number. The watcher of containerd uses them: the resources that a call
+/// creates are complete when the call has ended.
 #[derive(Debug)]
 pub struct ChangingCalls {
     max: usize,
@@ -13,7 +13,7 @@ pub struct ChangingCalls {
     ended: Arc<Notify>,
 }
 
-/// A running call; dropped when it has ended.
+/// Running call; dropped at its end.
 #[derive(Debug)]
 pub struct ChangingCall {
     permit: Option<OwnedSemaphorePermit>,
@@ -26,19 +26,19 @@ impl ChangingCalls {
         Self { max, permits: Arc::new(Semaphore::new(max)), ended: Arc::default() }
     }
 
-    /// Begins a call, unless as many run as are allowed.
+    /// Begins a call, or returns `None` if the maximum runs already.
     pub fn begin(&self) -> Option<ChangingCall> {
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         Some(ChangingCall { permit: Some(permit), ended: Arc::clone(&self.ended) })
     }
 
-    /// Returns true while a call runs.
+    /// Returns whether a call runs.
     pub fn is_any_running(&self) -> bool {
         self.permits.available_permits() < self.max
     }
 
-    /// Waits until a call ends, or returns at once if one has ended since the last wait. For one
-    /// waiting task.
+    /// Waits until a call ends, or returns at once if one has ended since the last wait. Supports
+    /// one waiting task.
     pub async fn ended(&self) {
         self.ended.notified().await;
     }
@@ -46,7 +46,7 @@ impl ChangingCalls {
 
 impl Drop for ChangingCall {
     fn drop(&mut self) {
-        // Who is notified must not see the call as running.
+        // The notified task must not see the call as running.
         self.permit.take();
         self.ended.notify_one();
     }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn end_of_a_call_is_told_once_and_not_missed() {
+    fn end_of_a_call_is_notified_once_and_not_missed() {
         let calls = ChangingCalls::new(2);
         assert!(!calls.is_any_running() && calls.ended().now_or_never().is_none());
         let (one, other) = (calls.begin().unwrap(), calls.begin().unwrap());
@@ -69,7 +69,7 @@ mod tests {
         assert!(calls.is_any_running());
         drop(other);
         assert!(!calls.is_any_running());
-        // Two ends before the wait are one.
+        // Two ends before the wait cause one notification.
         assert!(calls.ended().now_or_never().is_some());
         assert!(calls.ended().now_or_never().is_none());
     }

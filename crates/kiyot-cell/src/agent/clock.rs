@@ -4,11 +4,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, Timespec, clock_settime};
 
-/// Difference from which on the clock is set. Smaller ones are the delay of the message.
+/// Smallest difference at which the clock is set. Smaller differences come from the message's
+/// delay.
 const MIN_DIFFERENCE: Duration = Duration::from_secs(2);
 
-/// Sets the machine's clock to the daemon's, in nanoseconds since 1970, if they differ much. 0 is
-/// no time.
+/// Sets the machine's clock to the daemon's, in nanoseconds since 1970, if they differ by at least
+/// `MIN_DIFFERENCE`. 0 means that the time is unknown.
 pub fn follow(unix_nanos: i64) {
     let Some(time) = to_set(unix_nanos, SystemTime::now()) else { return };
     match clock_settime(ClockId::Realtime, time) {
@@ -17,7 +18,7 @@ pub fn follow(unix_nanos: i64) {
     }
 }
 
-/// Returns the time to set at a time of the machine's clock.
+/// Returns the time to set, or `None` if the clock stays. `now` is the machine's time.
 fn to_set(unix_nanos: i64, now: SystemTime) -> Option<Timespec> {
     let since = Duration::from_nanos(u64::try_from(unix_nanos).ok().filter(|nanos| *nanos > 0)?);
     let differs = match now.duration_since(UNIX_EPOCH) {

@@ -2,7 +2,7 @@
 
 use tonic::Status;
 
-/// Returns true for `sha256:` with 64 lower-case hex digits, and for `sha512:` with 128.
+/// Returns whether the text is `sha256:` with 64 lower-case hex digits, or `sha512:` with 128.
 fn is_digest(digest: &str) -> bool {
     let of = |name, length| {
         digest.strip_prefix(name).is_some_and(|hex: &str| {

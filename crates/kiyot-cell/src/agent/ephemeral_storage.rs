@@ -39,12 +39,12 @@ const STEP_ENTRIES: usize = 2000;
 /// Consecutive measurements over the limit before the pod is evicted: a file that is moved during a
 /// measurement may be counted twice.
 const EVICT_AFTER_OVER_LIMIT: u32 = 2;
-/// Consecutive measurements with unmeasurable directories before the pod is evicted, as it may hide
-/// its usage in them.
+/// Consecutive measurements with unmeasurable directories before the pod is evicted: the pod may
+/// hide usage in these directories.
 const EVICT_AFTER_UNMEASURABLE: u32 = 10;
 /// Deadline of a `StopContainer` call.
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
-/// Upper bound on the evicted containers whose message is kept.
+/// Upper bound on the kept messages of evicted containers.
 const MAX_EVICTED: usize = 1024;
 /// Reason in the status of an evicted container, as the kubelet names it.
 const EVICTED_REASON: &str = "Evicted";
@@ -54,9 +54,9 @@ const KILLED_EXIT_CODE: i32 = 137;
 /// Limit and usage of the pod's ephemeral storage.
 #[derive(Debug)]
 pub struct EphemeralStorage {
-    /// In bytes; 0 means no limit.
+    /// Limit in bytes; 0 means no limit.
     limit: watch::Sender<u64>,
-    /// In bytes, by the last measurement.
+    /// Usage in bytes, by the last measurement.
     used: AtomicU64,
     /// Messages of evicted containers by their ids in the cell.
     evicted: Mutex<HashMap<String, String>>,

@@ -114,8 +114,8 @@ impl Files {
         }
     }
 
-    /// Applies a change. `writer` carries a file that is written by several changes from one call
-    /// to the next.
+    /// Applies a change. `writer` keeps a file that several changes write, from one call to the
+    /// next.
     pub fn apply(
         &self,
         change: FileChange,
@@ -253,7 +253,7 @@ fn set_owner_and_mode(
     rustix::fs::fchmod(file, mode).map_err(FileError::io("chmod", path))
 }
 
-/// Returns true if the name exists, whatever its file type.
+/// Returns whether the name exists, with any file type.
 fn exists(dir: &OwnedFd, path: &RelPath) -> Result<bool, FileError> {
     match statat(dir, path.name(), AtFlags::SYMLINK_NOFOLLOW) {
         Ok(_) => Ok(true),

@@ -2,7 +2,7 @@
 //!
 //! containerd rolls back a cancelled call: a container whose start is cancelled reads EXITED, and a
 //! kubelet counts a restart. So a call that changes state is detached from its connection and runs
-//! until its own deadline. After a restart the daemon finds it done.
+//! until its own deadline. A restarted daemon finds the call completed.
 
 use std::time::Duration;
 
@@ -22,9 +22,9 @@ use super::{
 /// Header of a gRPC message, in bytes.
 const GRPC_FRAME_HEADER_BYTES: usize = 5;
 
-/// Methods that run to completion when their connection is lost. ExecSync isn't among them, as its
-/// output would be lost. PullImage isn't either: the daemon cancels a stalled pull, and a cancelled
-/// pull does no harm.
+/// Methods that run to completion when their connection is lost. ExecSync is excluded, because its
+/// output would be lost. PullImage is excluded, because the daemon cancels a stalled pull, and a
+/// cancelled pull does no harm.
 const DETACHED_METHODS: [&str; 10] = [
     "/runtime.v1.RuntimeService/RunPodSandbox",
     "/runtime.v1.RuntimeService/StopPodSandbox",
@@ -44,7 +44,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 /// gRPC's header with a call's timeout, which the channel to containerd honours.
 const GRPC_TIMEOUT_HEADER: &str = "grpc-timeout";
 
-/// Returns true for the path of a CRI method.
+/// Returns whether the path is a CRI method's.
 pub fn is_cri(path: &str) -> bool {
     path.starts_with("/runtime.v1.RuntimeService/") || path.starts_with("/runtime.v1.ImageService/")
 }
@@ -69,7 +69,7 @@ where
     };
     let has_deadline = request.headers().contains_key(GRPC_TIMEOUT_HEADER);
     let sent = send(runtime.clone(), request);
-    // Ends by its deadline, or with the agent.
+    // The task ends by its deadline, or with the agent.
     let task = tokio::spawn(async move {
         let _call = call;
         if has_deadline {

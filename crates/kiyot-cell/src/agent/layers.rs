@@ -1,8 +1,8 @@
-//! Layers that are unpacked on the node, mounted in place of unpacking the cell's own copies.
+//! Layers that are unpacked on the node. The cell mounts them instead of unpacking copies.
 //!
-//! containerd unpacks an image when its last snapshot is absent. Here each snapshot is created as
-//! containerd would, with the node's directory mounted read-only on its own: thirty cells with the
-//! same image write its files once, not thirty times.
+//! containerd unpacks an image when its last snapshot is absent. This module creates each snapshot
+//! as containerd would, and mounts the node's directory read-only on the snapshot's directory:
+//! thirty cells with the same image write its files once, not thirty times.
 
 use std::{
     io,
@@ -36,16 +36,16 @@ use super::{
     runtime::{QUERY_TIMEOUT, Runtime, leased, namespaced, with_timeout},
 };
 
-/// The snapshotter whose snapshots are directories.
+/// Snapshotter whose snapshots are directories.
 const SNAPSHOTTER: &str = "overlayfs";
 /// Label of an image's configuration that keeps the image's last snapshot.
 const KEPT_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.overlayfs";
-/// Flag of a mount that nobody writes through.
+/// Flag of a read-only mount.
 const READ_ONLY: StatVfsMountFlags = StatVfsMountFlags::RDONLY;
 /// Upper bound on the layers of an image; the kernel mounts fewer.
 const MAX_LAYERS: usize = 512;
 
-/// Makes the snapshots of an image from the node's layers, the lowest first.
+/// Creates the snapshots of an image from the node's layers, the lowest first.
 pub async fn mount_layers(runtime: &Runtime, layers: &[UnpackedLayer]) -> Result<(), Status> {
     if layers.len() > MAX_LAYERS {
         return Err(Status::invalid_argument(format!(
@@ -65,7 +65,7 @@ pub async fn mount_layers(runtime: &Runtime, layers: &[UnpackedLayer]) -> Result
     Ok(())
 }
 
-/// Keeps a snapshot for as long as an image with this configuration is there.
+/// Keeps a snapshot as long as an image with this configuration exists.
 pub(super) async fn keep(runtime: &Runtime, snapshot: &str, config: &str) -> Result<(), Status> {
     check_digest(snapshot)?;
     let info = Info {
@@ -93,7 +93,7 @@ async fn has_snapshot(runtime: &Runtime, name: &str) -> Result<bool, Status> {
     }
 }
 
-/// Makes the snapshot of a layer. After an error it does not exist, or is whole.
+/// Creates the snapshot of a layer. After an error the snapshot is absent or complete.
 async fn mount_layer(
     runtime: &Runtime,
     layer: &UnpackedLayer,
@@ -139,8 +139,9 @@ async fn mount_layer(
     };
     let made: Result<(), Status> = made.await;
     if made.is_err() {
-        // Best effort: containerd collects it once the lease has ended. The mount stays: a commit
-        // that timed out may have succeeded, and its snapshot would be empty without it.
+        // Best effort: containerd collects the snapshot after the end of the lease. The mount
+        // stays: a commit that timed out may have succeeded, and its snapshot would be empty
+        // without the mount.
         let remove = RemoveSnapshotRequest { snapshotter: snapshotter.clone(), key: key.clone() };
         let _ = snapshots(runtime).remove(namespaced(with_timeout(QUERY_TIMEOUT, remove))).await;
     }
@@ -151,8 +152,9 @@ async fn mount_layer(
     }
 }
 
-/// Returns the directory that takes the writes of a mount: the upper one of an overlay, or that of
-/// a bind mount, as a layer without parents has it, and any layer of the native snapshotter.
+/// Returns the directory to which a mount's writes go: the upper directory of an overlay, or the
+/// source of a bind mount. Layers without parents and all layers of the native snapshotter are bind
+/// mounts.
 pub(super) fn writable_directory(mount: &Mount) -> Option<PathBuf> {
     match mount.r#type.as_str() {
         "overlay" => mount
@@ -165,8 +167,8 @@ pub(super) fn writable_directory(mount: &Mount) -> Option<PathBuf> {
     }
 }
 
-/// Mounts a layer. containerd deletes what it finds in a snapshot's directory, so that the layer is
-/// read-only before it is there: first on itself.
+/// Mounts a layer. containerd deletes the content of a snapshot's directory, so the layer must be
+/// read-only before it is mounted there: it is first mounted read-only on itself.
 fn mount_read_only(layer: &UnpackedLayer, to: &Path) -> io::Result<()> {
     const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
     let open_layer = || open(layer.directory.as_str(), DIRECTORY, Mode::empty());
@@ -179,12 +181,12 @@ fn mount_read_only(layer: &UnpackedLayer, to: &Path) -> io::Result<()> {
         mount_remount(layer.directory.as_str(), flags, c"")?;
         from = open_layer()?;
         if !is_read_only(&from)? {
-            return Err(io::Error::other("it is not read-only"));
+            return Err(io::Error::other("the mount is not read-only"));
         }
     }
     let found = fstat(&from)?;
     if (found.st_dev, found.st_ino) != (layer.device, layer.inode) {
-        return Err(io::Error::other("another directory than the node's has its name here"));
+        return Err(io::Error::other("the path is another directory than on the node"));
     }
     Ok(mount_bind(format!("/proc/self/fd/{}", from.as_raw_fd()), to)?)
 }

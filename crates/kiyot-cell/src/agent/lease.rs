@@ -8,12 +8,12 @@ use tonic::{Code, Status};
 
 use super::runtime::{QUERY_TIMEOUT, Runtime, namespaced, with_timeout};
 
-/// Lifetime of a lease, which keeps blobs from garbage collection until their image is created. A
-/// blob of a slow link takes up to 4 h, and its lease may be an hour old.
+/// Lifetime of a lease, which protects blobs from garbage collection until their image is created.
+/// A blob on a slow link takes up to 4 h, and its lease may already be an hour old.
 const LEASE_HOURS: i64 = 24;
 
-/// Creates a lease that keeps new blobs until their image is created. There is one lease per hour,
-/// so that blobs whose image never comes are collected.
+/// Creates a lease that keeps new blobs until their image is created. Each hour has its own lease,
+/// so that blobs without an image are collected.
 pub(super) async fn create_lease(runtime: &Runtime) -> Result<String, Status> {
     let now = Timestamp::now();
     let hour = now.as_second() / 3600;

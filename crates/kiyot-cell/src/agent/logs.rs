@@ -44,7 +44,7 @@ pub fn sizes(pod_dir: &Path) -> BTreeMap<String, u64> {
 fn collect(dir: &Path, name: &str, depth: usize, sizes: &mut BTreeMap<String, u64>) {
     let Ok(entries) = std::fs::read_dir(dir) else { return };
     for entry in entries.flatten() {
-        // The daemon gives only names in UTF-8.
+        // The daemon creates only names in UTF-8.
         let Some(name) = entry.file_name().to_str().map(|file| format!("{name}/{file}")) else {
             continue;
         };
@@ -97,7 +97,8 @@ fn part(file: &OwnedFd, position: u64, end: u64) -> Result<LogPart, Errno> {
     }
     let limit = (end - position).min(READ_CHUNK_BYTES as u64) as usize;
     let content = files::read_at(file, position, limit)?;
-    // Logs are trimmed from their beginning: if any byte of the content was, the first one was too.
+    // Logs are trimmed from their beginning: if any byte of the content was trimmed, so was the
+    // first.
     if first_data(file, position, end)? > position {
         return part(file, position, end);
     }
@@ -108,7 +109,7 @@ fn part(file: &OwnedFd, position: u64, end: u64) -> Result<LogPart, Errno> {
 fn first_data(file: &OwnedFd, position: u64, end: u64) -> Result<u64, Errno> {
     match seek(file, SeekFrom::Data(position)) {
         Ok(data) => Ok(data.clamp(position, end)),
-        // Only a hole follows.
+        // Only a hole follows this position.
         Err(Errno::NXIO) => Ok(end),
         // The file system has no holes.
         Err(Errno::INVAL) => Ok(position),

@@ -1,5 +1,5 @@
 //! Pod metrics of the cell's containerd (2.x) and of the cell's network, sent only while the daemon
-//! subscribes, as there are many.
+//! subscribes, because there are many.
 
 use std::{
     collections::HashMap,
@@ -22,7 +22,7 @@ use super::{
     runtime::{Runtime, with_timeout},
 };
 
-/// Upper bound on a subscription that is not renewed.
+/// Longest time of a subscription without a renewal.
 const MAX_SUBSCRIPTION: Duration = Duration::from_secs(600);
 /// Upper bound on the metrics of a container, or of the pod. containerd 2.3 has about fifty, and a
 /// few more per disk.
@@ -33,7 +33,7 @@ const IDENTITY_LABELS: [&str; 6] = ["id", "name", "image", "namespace", "pod", "
 /// Label keys by metric name.
 type LabelKeys = HashMap<String, Vec<String>>;
 
-/// The daemon's subscription to metrics, and the cached metric descriptors of containerd.
+/// Subscription of the daemon to metrics, and cached metric descriptors of containerd.
 #[derive(Debug)]
 pub struct MetricsSubscription {
     until: Mutex<Option<Instant>>,
@@ -71,8 +71,8 @@ impl MetricsSubscription {
         self.activations.subscribe()
     }
 
-    /// Returns containerd's metrics of the pod with this sandbox, or empty metrics if it has none
-    /// in time; `None` without a subscription.
+    /// Returns containerd's metrics of the pod with this sandbox, or empty metrics if containerd
+    /// does not return them in time; `None` without a subscription.
     pub(super) async fn collect(
         &self,
         runtime: &Runtime,
@@ -134,8 +134,8 @@ impl MetricsSubscription {
     }
 }
 
-/// Returns the metrics of the pod with this sandbox. A rehearsal that could not be removed may
-/// stand beside it.
+/// Returns the metrics of the pod with this sandbox. The sandbox of a rehearsal that could not be
+/// removed may be listed too.
 fn of_pod(metrics: Vec<PodSandboxMetrics>, pod: Option<&str>) -> PodSandboxMetrics {
     let mut metrics = metrics.into_iter();
     metrics.find(|metrics| Some(metrics.pod_sandbox_id.as_str()) == pod).unwrap_or_default()
@@ -167,8 +167,8 @@ fn sample(metric: Metric, label_keys: &LabelKeys) -> Option<Sample> {
     Some(Sample { name: metric.name, value: metric.value?.value, labels })
 }
 
-/// Adds network metrics. containerd has them only for sandboxes with a network namespace of their
-/// own, but in a cell sandboxes use the cell's.
+/// Adds network metrics. containerd has network metrics only for sandboxes with their own network
+/// namespace, but sandboxes in a cell use the cell's.
 pub(super) fn with_network(mut metrics: Metrics, network: &[Interface], now: i64) -> Metrics {
     if metrics.pod.is_empty() && !network.is_empty() {
         metrics.timestamp = now;

@@ -8,7 +8,7 @@ pub mod pod;
 
 /// Interface counters of the cell's network namespace.
 const NET_DEV: &str = "/proc/self/net/dev";
-/// IPv4 routes of that namespace.
+/// IPv4 routes of the cell's network namespace.
 pub(crate) const ROUTES: &str = "/proc/self/net/route";
 /// Name of a pod's device, by convention of the kubelet and CNI.
 pub(crate) const POD_DEVICE: &str = "eth0";
@@ -41,19 +41,19 @@ pub struct Interface {
 
 /// Returns the pod's interfaces, the default interface first; empty if they can't be read.
 pub fn interfaces() -> Vec<Interface> {
-    // Files of procfs: reading them doesn't block.
+    // Reading files of procfs doesn't block.
     let routes = fs::read_to_string(ROUTES).unwrap_or_default();
     let default = default_device(&routes).unwrap_or(POD_DEVICE);
     fs::read_to_string(NET_DEV).map(|table| parse_net_dev(&table, default)).unwrap_or_default()
 }
 
-/// Returns the device of the default route. A machine's own device has its distribution's name, as
-/// `ens5`.
+/// Returns the device of the default route. On a machine of the cell's own, the distribution names
+/// the device, for example `ens5`.
 pub(crate) fn default_device(routes: &str) -> Option<&str> {
     let mut rows = routes.lines().map(str::split_whitespace);
     rows.find_map(|mut row| {
         let (device, destination) = (row.next()?, row.next()?);
-        // The mask, five columns further, tells 0.0.0.0/0 from 0.0.0.0/8.
+        // The mask, five columns further, distinguishes 0.0.0.0/0 from 0.0.0.0/8.
         let mask = row.nth(5)?;
         (destination == "00000000" && mask == "00000000").then_some(device)
     })
@@ -115,7 +115,7 @@ kiyot-dns:   7       1    0    0    0     0          0         0        8       
     }
 
     #[test]
-    fn default_device_is_that_of_the_default_route() {
+    fn default_device_is_of_the_default_route() {
         let head = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\n";
         let link = "ens5\t0000000A\t00000000\t0001\t0\t0\t0\t00F0FFFF\t0\t0\t0\n";
         let default = "ens5\t00000000\t0100000A\t0003\t0\t0\t100\t00000000\t0\t0\t0\n";

@@ -38,8 +38,8 @@ const MAX_FAILING: Duration = Duration::from_secs(60);
 /// references at once (images.SetChildrenMappedLabels).
 const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
 
-/// Streams the progress of pulls of an image, or of all images if none is named. `request.known`
-/// continues an earlier watch of the same pull.
+/// Streams the progress of pulls of an image, or of all images if the request names no image.
+/// `request.known` continues an earlier watch of the same pull.
 pub fn watch(
     runtime: Runtime,
     request: WatchPullsRequest,
@@ -84,7 +84,7 @@ fn baseline_to_proto(baseline: Baseline) -> KnownManifests {
 struct Watch {
     runtime: Runtime,
     progress: Progress,
-    /// Manifests that have arrived and are to be sent.
+    /// Manifests that have arrived and are not sent yet.
     unsent: Vec<String>,
     fast_poll_until: Instant,
     /// Time and content of the last message.

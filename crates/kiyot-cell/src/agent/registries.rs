@@ -16,10 +16,10 @@ use tonic::Status;
 
 /// Parent of the directories, on a tmpfs: some files are keys.
 const DIR: &str = "/run/kiyot/registries";
-/// Names of the path of a file below it: number of the directory, host, file.
+/// Number of path components below [`DIR`]: number of the directory, host, file.
 const NAMES: usize = 3;
 
-/// Returns containerd's `config_path`. Directories that are absent have no hosts.
+/// Returns containerd's `config_path`. An absent directory has no hosts.
 pub fn config_path() -> PathBuf {
     let roots: Vec<String> =
         (0..MAX_REGISTRY_DIRS).map(|number| format!("{DIR}/{number}")).collect();

@@ -1,7 +1,7 @@
 //! DNS for the pod: listeners in the cell, whose queries the daemon sends to the node's name
 //! servers.
 //!
-//! UDP messages are forwarded unchanged, TCP tcp_permits byte by byte. Number, size and unclaimed
+//! UDP messages are forwarded unchanged, TCP connections byte by byte. The number, size and waiting
 //! time of queries are bounded. Queries beyond the bounds are dropped, as by an overloaded name
 //! server, and the pod's resolver retries.
 
@@ -35,10 +35,10 @@ pub(super) use dns_listener::DEVICE;
 
 use super::tunnel::Target;
 
-/// Delay after a socket error, which usually means too many open files.
+/// Delay after a socket error; the usual cause is too many open files.
 const SOCKET_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// A UDP query or a TCP connection that waits for an answer.
+/// UDP query or TCP connection that waits for an answer.
 #[derive(Debug)]
 struct Query {
     id: u64,
@@ -98,8 +98,8 @@ impl Resolver {
         Self { own_network, listeners: Mutex::default(), sender, queue, current }
     }
 
-    /// Creates listeners for so many name servers, unless there are some. Blocks shortly; must be
-    /// called within the tokio runtime.
+    /// Creates listeners for `servers` name servers, unless listeners exist. Blocks briefly; must
+    /// be called within the tokio runtime.
     pub fn ensure(self: &Arc<Self>, servers: u32) -> Result<(), Status> {
         let servers = usize::try_from(servers).unwrap_or(usize::MAX);
         if servers == 0 {
@@ -152,7 +152,7 @@ impl Resolver {
         Ok(())
     }
 
-    /// Replaces the listeners by as many new ones.
+    /// Replaces the listeners by the same number of new listeners.
     fn reopen(&self) -> std::io::Result<()> {
         let mut listeners = self.listeners();
         let servers = listeners.servers;
@@ -163,8 +163,8 @@ impl Resolver {
         self.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Claims an unclaimed connection. It counts against the limit until its tunnel ends, which is
-    /// no later than its listener does.
+    /// Claims an unclaimed connection. It counts against the limit until its tunnel ends. The
+    /// tunnel ends with the listener at the latest.
     pub(super) fn take_connection(&self, query: u64) -> Option<Target> {
         self.sender.unclaimed().remove(&query)
     }
@@ -191,7 +191,7 @@ impl QuerySender {
     }
 }
 
-/// An unclaimed connection, which is closed when this is dropped: the task may be aborted.
+/// Unclaimed connection, which is closed on drop, because the task may be aborted.
 struct Unclaimed<'a> {
     sender: &'a QuerySender,
     id: u64,
@@ -212,7 +212,7 @@ impl Drop for Unclaimed<'_> {
 
 /// Answers the queries of a UDP socket.
 async fn serve_udp(socket: Arc<UdpSocket>, server: u32, sender: QuerySender) {
-    // One byte more than the limit shows that a message was cut.
+    // One byte beyond the limit shows that a message was truncated.
     let mut buffer = vec![0; MAX_UDP_MESSAGE_BYTES + 1];
     let mut tasks = tokio::task::JoinSet::new();
     loop {
@@ -240,11 +240,11 @@ async fn serve_udp(socket: Arc<UdpSocket>, server: u32, sender: QuerySender) {
     }
 }
 
-/// Accepts TCP tcp_permits, as many as the semaphore allows.
+/// Accepts TCP connections, as many as the semaphore allows.
 async fn serve_tcp(listener: TcpListener, server: u32, sender: QuerySender) {
     let mut tasks = tokio::task::JoinSet::new();
     let end = CancellationToken::new();
-    // The task may be aborted.
+    // Ends the tunnels even if the task is aborted.
     let _end = end.clone().drop_guard();
     loop {
         let Ok(permit) = Arc::clone(&sender.tcp_permits).acquire_owned().await else { return };
@@ -257,7 +257,7 @@ async fn serve_tcp(listener: TcpListener, server: u32, sender: QuerySender) {
         tasks.spawn(async move {
             let id = sender.next();
             let _unclaimed = Unclaimed::insert(&sender, id, (stream, permit, end));
-            // The answer only says that the connection was claimed, or won't be.
+            // The answer only tells that the connection was claimed, or never will be.
             sender.send_query(id, server, true, Bytes::new()).await;
         });
     }

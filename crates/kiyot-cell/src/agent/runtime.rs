@@ -26,15 +26,15 @@ pub const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Delay between connection attempts.
 const CONNECT_RETRY_DELAY: Duration = Duration::from_millis(10);
-/// Delay between connection attempts to a containerd without its CRI plugin. Only another process
-/// may have it.
+/// Delay between connection attempts to a containerd without its CRI plugin. Only a new process can
+/// have the plugin.
 const NO_CRI_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Error of a containerd whose CRI plugin has failed; it serves its other plugins.
 const NO_CRI: &str = "containerd runs without its CRI plugin; its log has the reason";
 /// Deadline of calls that only read.
 pub const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Message of all CRI calls until containerd is initialized (internal/cri, checkInitialized).
-/// Before 2.0 it has no status code of its own.
+/// Before 2.0 this error has no status code of its own.
 const NOT_INITIALIZED: &str = "server is not initialized yet";
 /// containerd's namespace for CRI.
 pub const NAMESPACE: &str = "k8s.io";
@@ -43,8 +43,7 @@ pub const NAMESPACE: &str = "k8s.io";
 #[derive(Debug, Clone)]
 pub struct Runtime {
     channel: Channel,
-    /// The hour since 1970 for which a lease exists; containerd's metadata lasts as long as the
-    /// cell.
+    /// Hour since 1970 for which a lease exists; containerd's metadata lasts as long as the cell.
     pub(super) leased_hour: Arc<AtomicI64>,
 }
 
@@ -92,7 +91,8 @@ impl Runtime {
     }
 }
 
-/// Connects to a containerd whose CRI plugin is initialized; the socket is served a moment earlier.
+/// Connects, and waits until containerd's CRI plugin is initialized; containerd serves the socket a
+/// moment earlier.
 async fn connect(socket: &Path) -> io::Result<UnixStream> {
     let stream = UnixStream::connect(socket).await?;
     let socket = socket.to_owned();
@@ -114,7 +114,7 @@ async fn connect(socket: &Path) -> io::Result<UnixStream> {
         Err(status) if status.code() == Code::Unimplemented => {
             Err(io::Error::new(io::ErrorKind::Unsupported, NO_CRI))
         }
-        // Other errors are the caller's to handle.
+        // The caller handles other errors.
         _ => Ok(stream),
     }
 }
@@ -132,12 +132,12 @@ pub fn namespaced<T>(mut request: Request<T>) -> Request<T> {
     request
 }
 
-/// Returns a request to containerd's own API under a lease, which keeps what it makes from garbage
-/// collection.
+/// Returns a request to containerd's own API under a lease, which protects the objects that it
+/// creates from garbage collection.
 pub(super) fn leased<T>(request: Request<T>, lease: &str) -> Result<Request<T>, Status> {
     let mut request = namespaced(request);
     let lease = MetadataValue::try_from(lease)
-        .map_err(|_| Status::internal("lease id is no metadata value"))?;
+        .map_err(|_| Status::internal("lease id is not a valid metadata value"))?;
     request.metadata_mut().insert("containerd-lease", lease);
     Ok(request)
 }
@@ -162,7 +162,7 @@ mod tests {
 
     use super::*;
 
-    /// Fails calls like a starting containerd, then in another way.
+    /// Fails calls like a starting containerd at first, then with other errors.
     #[derive(Clone)]
     struct FakeContainerd(Arc<AtomicUsize>);
 

@@ -1,8 +1,9 @@
 //! Watches sandboxes and containers in the cell's containerd, and updates the [`CellState`].
 //!
 //! containerd publishes an event before CRI's own state has changed. So an event adds an
-//! expectation, and CRI is listed until the expectation is met. Most expectations are of a call
-//! that the agent forwards: they are met when the call has ended, which the watcher awaits instead.
+//! expectation, and CRI is listed until the expectation is met. Most expectations come from a call
+//! that the agent forwards, and are met when the call has ended: the watcher waits for the end of
+//! the call instead of listing.
 
 use std::{
     collections::HashMap,
@@ -41,7 +42,7 @@ const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 /// Subscribed topics.
 const TOPIC_FILTERS: [&str; 3] =
     [r#"topic=="/kiyot/subscribed""#, r#"topic~="^/tasks/""#, r#"topic~="^/containers/""#];
-/// Longest wait for CRI's state to follow an event; after it, the state is taken as it is.
+/// Longest wait for CRI's state to follow an event; then the expectation is dropped.
 const EXPECTATION_TIMEOUT: Duration = Duration::from_secs(10);
 /// First and longest interval between two lists while an expectation is unmet.
 const LIST_INTERVALS: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
@@ -52,7 +53,7 @@ const RELIST_INTERVAL: Duration = Duration::from_secs(5);
 const RELIST_INTERVAL_AFTER_RESTART: Duration = Duration::from_secs(1);
 /// Delay before a lost containerd is called again.
 const RECONNECT_DELAY: Duration = Duration::from_millis(100);
-/// Upper bound on unmet expectations. Events beyond it are covered by the periodic list.
+/// Upper bound on unmet expectations. The periodic list covers further events.
 const MAX_EXPECTATIONS: usize = 1024;
 
 /// State of an id that CRI must reach after an event.
@@ -62,12 +63,12 @@ enum Expectation {
     Started,
     Exited,
     Absent,
-    /// Other resources, which no state shows.
+    /// Other resources; no state shows this change.
     Updated,
 }
 
 impl Expectation {
-    /// Returns true if only a call leads to it, and not the end of a process.
+    /// Returns whether only a call causes this state, not the end of a process.
     fn is_of_call(self) -> bool {
         self != Self::Exited
     }
@@ -130,7 +131,7 @@ impl RuntimeWatcher {
         );
         relist.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut interval = LIST_INTERVALS.0;
-        // Not put off by events that lead to no expectation, such as those of probes.
+        // Events without an expectation, for example probes, must not delay the next poll.
         let mut next_poll = tokio::time::Instant::now();
         loop {
             let polls = self.polls();
@@ -180,7 +181,7 @@ impl RuntimeWatcher {
             .map(drop)
     }
 
-    /// Adds the expectation of an event. Returns false if the event leads to none.
+    /// Adds the expectation of an event. Returns whether the event has an expectation.
     fn expect(&mut self, event: &Envelope) -> bool {
         let value = event.event.as_ref().map(|any| any.value.as_slice()).unwrap_or_default();
         let Some((id, expected)) = expectation(&event.topic, value) else { return false };
@@ -190,15 +191,15 @@ impl RuntimeWatcher {
         true
     }
 
-    /// Returns true if CRI is to be listed until an expectation is met, as the end of no running
-    /// call will show it.
+    /// Returns whether CRI must be listed until an expectation is met, because no running call ends
+    /// with it.
     fn polls(&self) -> bool {
         let is_calling = self.calls.is_any_running();
         self.expected.values().any(|(expected, _)| !(is_calling && expected.is_of_call()))
     }
 
-    /// Lists sandboxes and containers, and reads the status of those that are new, have another
-    /// state, or have an unmet expectation.
+    /// Lists sandboxes and containers. Reads the status of each that is new, has changed its state,
+    /// or has an unmet expectation.
     async fn list(&mut self) -> Result<(), Status> {
         let listed = self
             .runtime
@@ -267,8 +268,8 @@ impl RuntimeWatcher {
     }
 }
 
-/// Removes what the daemon has set itself, so that the statuses of all containers of a large pod
-/// fit into one message of the control connection.
+/// Removes fields that the daemon knows because it has set them, so that the statuses of all
+/// containers of a large pod fit into one message of the control connection.
 fn without_config(status: ContainerStatus) -> ContainerStatus {
     ContainerStatus {
         labels: HashMap::new(),
@@ -286,7 +287,7 @@ fn found<T>(answer: Result<tonic::Response<T>, Status>) -> Result<Option<T>, Sta
     }
 }
 
-/// Returns the id and the expectation that an event leads to.
+/// Returns the id and the expectation of an event.
 fn expectation(topic: &str, value: &[u8]) -> Option<(String, Expectation)> {
     match topic {
         "/containers/create" => {
@@ -301,7 +302,7 @@ fn expectation(topic: &str, value: &[u8]) -> Option<(String, Expectation)> {
         "/tasks/start" => Some((TaskStart::decode(value).ok()?.container_id, Expectation::Started)),
         "/tasks/exit" => {
             let exit = TaskExit::decode(value).ok()?;
-            // Another id is an exec's.
+            // Another id belongs to an exec.
             (exit.id == exit.container_id).then_some((exit.container_id, Expectation::Exited))
         }
         _ => None,
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn effects_of_a_running_call_are_not_polled_for() {
+    async fn effects_of_a_running_call_are_not_polled() {
         let calls = Arc::new(ChangingCalls::new(1));
         let mut watcher = RuntimeWatcher::new(
             Runtime::new("/nowhere".into()),

@@ -1,5 +1,5 @@
-//! The agent's gRPC service on a connection: CRI calls go to containerd, others are the agent's
-//! own.
+//! gRPC service of the agent on a connection: CRI calls go to containerd, the agent handles all
+//! others.
 
 use std::{
     convert::Infallible,
@@ -35,8 +35,8 @@ use crate::uplink::ConnectionInfo;
 
 /// Upper bound on tunnels to the streaming server.
 pub const MAX_TUNNELS: usize = 96;
-// If no tunnel is read at its end, those to name servers included, a third of the connection's
-// window is left for logs and blobs.
+// If the far end of every tunnel stops reading, name servers included, a third of the connection's
+// window remains for logs and blobs.
 const _: () = assert!(
     (MAX_TUNNELS + MAX_TCP_CONNECTIONS) * (Profile::BULK.stream_window as usize)
         <= (Profile::BULK.connection_window as usize) / 3 * 2
@@ -137,7 +137,8 @@ impl Agent for Calls {
         let owns_machine = self.context.owns_machine;
         let made = spawn_blocking(move || {
             let checked = bind::check(own, request.get_ref())?;
-            // Before the sysctls, as CNI is on the node: they may refuse addresses.
+            // Before the sysctls, as CNI configures the network on the node: sysctls may disable
+            // addresses.
             if let Some(network) = &request.get_ref().network {
                 network::pod::configure(owns_machine, network)?;
             }
@@ -323,7 +324,7 @@ impl Agent for Calls {
         _: Request<ShutdownRequest>,
     ) -> Result<Response<ShutdownReply>, Status> {
         let stopped = shutdown::stop_all(&self.context.runtime).await;
-        // What could not be stopped ends with the cell.
+        // The rest of the containers ends with the cell.
         self.context.power_off.cancel();
         stopped.map(|()| Response::new(ShutdownReply {}))
     }

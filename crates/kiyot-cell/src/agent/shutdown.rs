@@ -8,16 +8,16 @@ use tonic::Status;
 
 use super::runtime::{QUERY_TIMEOUT, Runtime, with_timeout};
 
-/// Deadline of a `StopContainer` call. What is left ends with the cell.
+/// Deadline of a `StopContainer` call. The rest of the containers ends with the cell.
 const STOP_TIMEOUT: Duration = Duration::from_secs(20);
 /// Maximum of concurrent `StopContainer` calls.
 const MAX_CONCURRENT_STOPS: usize = 8;
 
 /// Kills all containers that have not exited, so that containerd still reports their exits and the
-/// rest of their logs. Returns the last error; the cell's power-off ends what could not be stopped.
+/// rest of their logs. Returns the last error; the cell's power-off ends the remaining containers.
 ///
-/// The sandbox is not stopped: with its containers gone, it is a pause process and mounts of the
-/// cell, which end with the cell faster than runc and a shim remove them.
+/// The sandbox is not stopped: without containers it is only a pause process and mounts of the
+/// cell, and these end with the cell faster than runc and a shim would remove them.
 pub async fn stop_all(runtime: &Runtime) -> Result<(), Status> {
     let containers = runtime
         .runtime()

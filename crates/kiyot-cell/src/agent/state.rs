@@ -1,8 +1,8 @@
-//! Versioned state of the cell behind `Watch`.
+//! Versioned state of the cell, which `Watch` streams.
 //!
-//! There is no queue of events. Each entry has the version of its last change, so a slow reader
-//! gets only the newest state of each entry. Removals are kept in a bounded log, which is compacted
-//! like etcd's: a reader behind the compacted version gets a new snapshot.
+//! Events are not queued. Each entry has the version of its last change, so a slow reader gets only
+//! the newest state of each entry. Removals are kept in a bounded log, which is compacted like
+//! etcd's: a reader behind the compacted version gets a new snapshot.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -29,7 +29,7 @@ pub struct CellState {
 #[derive(Debug, Default)]
 struct Inner {
     version: u64,
-    /// Set once containerd has been listed.
+    /// True once containerd has been listed.
     listed: bool,
     containers: BTreeMap<String, (u64, ContainerStatus)>,
     sandboxes: BTreeMap<String, (u64, PodSandboxStatus)>,
@@ -101,8 +101,8 @@ impl CellState {
         self.lock().sandboxes.get(id).map(|(_, status)| status.clone())
     }
 
-    /// Returns the id of the pod's sandbox. A rehearsal that could not be removed may stand beside
-    /// it.
+    /// Returns the id of the pod's sandbox. The sandbox of a rehearsal that could not be removed
+    /// may be listed too.
     pub fn pod_sandbox(&self) -> Option<String> {
         let state = self.lock();
         let sandboxes = state.sandboxes.values().map(|(_, status)| status);

@@ -32,7 +32,8 @@ pub async fn heartbeat(
     let containers = containers
         .list_container_stats(with_timeout(STATS_TIMEOUT, ListContainerStatsRequest::default()));
     let sandboxes = async {
-        // A list of all fails if a rehearsal could not be removed: its sandbox has no cgroup.
+        // An unfiltered list fails if a rehearsal could not be removed, because its sandbox has no
+        // cgroup.
         let filter = PodSandboxStatsFilter { id: pod?.to_owned(), ..Default::default() };
         let request = ListPodSandboxStatsRequest { filter: Some(filter) };
         sandboxes.list_pod_sandbox_stats(with_timeout(STATS_TIMEOUT, request)).await.ok()
@@ -74,9 +75,9 @@ fn assemble(
     Heartbeat { containers, sandbox, metrics: None, ephemeral_storage: 0 }
 }
 
-/// Fills in what containerd leaves out: the network, which it counts only for sandboxes with a
-/// network namespace of their own; and CPU and memory of a sandbox whose cgroup it can't read, as
-/// the sums over the containers.
+/// Fills in statistics that containerd omits. It counts the network only for sandboxes with their
+/// own network namespace. If it can't read the cgroup of a sandbox, CPU and memory are the sums
+/// over the containers.
 fn fill_sandbox_stats(
     mut sandbox: PodSandboxStats,
     containers: &[ContainerStats],
@@ -245,7 +246,7 @@ mod tests {
             Box::pin(async move {
                 if request.uri().path().ends_with("/ListPodSandboxStats") {
                     let body = request.into_body().collect().await.unwrap().to_bytes();
-                    // Behind the flag and the length of the message.
+                    // The message follows the flag and the length.
                     let request = ListPodSandboxStatsRequest::decode(body.slice(5..)).unwrap();
                     requests.lock().unwrap().push(request);
                 }
@@ -256,7 +257,7 @@ mod tests {
 
     /// Verifies U1.
     #[tokio::test]
-    async fn sandbox_stats_are_requested_of_the_pod_alone() {
+    async fn sandbox_stats_are_requested_only_for_the_pod() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("containerd.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -268,7 +269,7 @@ mod tests {
             Server::builder().add_service(containerd.clone()).serve_with_incoming(incoming),
         );
         let runtime = Runtime::new(socket);
-        // The deadline of a heartbeat may end the first ones on a busy machine.
+        // On a busy machine, the first heartbeats may exceed their deadline.
         while containerd.0.lock().unwrap().is_empty() {
             heartbeat(&runtime, &MetricsSubscription::default(), Some("pod"), false).await;
         }

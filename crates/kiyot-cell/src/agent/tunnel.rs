@@ -51,7 +51,7 @@ pub fn relay(
     first: TunnelPart,
     incoming: impl Stream<Item = Result<TunnelPart, Status>> + Send + Unpin + 'static,
 ) -> BoxStream<'static, Result<TunnelPart, Status>> {
-    // Key strokes of an interactive exec are sent at once.
+    // Nagle's algorithm would delay the key strokes of an interactive exec.
     let _ = connection.set_nodelay(true);
     let (reader, writer) = connection.into_split();
     let (sender, receiver) = mpsc::channel(QUEUED_PARTS);
@@ -100,7 +100,7 @@ async fn copy_to_target(
         next = incoming.next().await;
     }
     let _ = writer.shutdown().await;
-    // Parts after the end are ignored. A reset ends the stream with its error.
+    // Further parts are ignored. A reset ends the stream with its error.
 }
 
 /// Copies from the connection to the uplink.

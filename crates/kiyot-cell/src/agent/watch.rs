@@ -89,9 +89,9 @@ struct Watcher {
     versions: watch::Receiver<u64>,
     /// Time of the next heartbeat.
     next_heartbeat: Instant,
-    /// Set if an additional heartbeat is to be sent before that.
+    /// True if an additional heartbeat must be sent before `next_heartbeat`.
     heartbeat_due: bool,
-    /// The heartbeat that is being collected.
+    /// Heartbeat that is being collected.
     heartbeat: Option<BoxFuture<'static, Heartbeat>>,
     replaced: CancellationToken,
     seen: Option<u64>,
@@ -131,8 +131,8 @@ impl Watcher {
                     self.heartbeat = None;
                     return Ok(Event { event: Some(Kind::Heartbeat(heartbeat)) });
                 }
-                // The additional heartbeat doesn't shift the periodic ones: a scrape reaches all
-                // cells at once, and their heartbeats should stay spread.
+                // The additional heartbeat doesn't shift the periodic heartbeats: a scrape reaches
+                // all cells at once, and their heartbeats should stay spread.
                 Ok(()) = self.activations.changed() => self.heartbeat_due = true,
                 () = std::future::ready(()), if self.heartbeat_due && listed && idle => {
                     self.heartbeat_due = false;
@@ -165,7 +165,7 @@ impl Watcher {
     }
 }
 
-/// Returns true for an event of a running container.
+/// Returns whether the event shows a running container.
 fn is_running(event: &Event) -> bool {
     let Some(Kind::Container(status)) = &event.event else { return false };
     status.state() == ContainerState::ContainerRunning
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn new_watch_replaces_the_previous() {
+    async fn new_watch_replaces_the_previous_watch() {
         let state = Arc::new(CellState::default());
         state.set_pods(vec![], vec![]);
         let watchers = Watchers::default();

@@ -3,7 +3,7 @@
 use kiyot_link::cri_settings::Rlimit;
 use serde_json::{Value, json};
 
-/// Capabilities of a container that adds and drops none.
+/// Capabilities of a container that adds and drops no capability.
 const CAPABILITIES: [&str; 14] = [
     "CAP_CHOWN",
     "CAP_DAC_OVERRIDE",
@@ -22,7 +22,7 @@ const CAPABILITIES: [&str; 14] = [
 ];
 
 /// Returns containerd's default spec (`ctr oci spec` of 1.6 to 2.x) with these limits. A base spec
-/// replaces the default one as a whole.
+/// replaces the whole default spec.
 pub fn render(rlimits: &[Rlimit]) -> String {
     let tmpfs = ["nosuid", "strictatime", "mode=755", "size=65536k"];
     let pts = ["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"];

@@ -25,14 +25,14 @@ struct LogFile {
 }
 
 impl BoundedLog {
-    /// Opens a file, whose content is kept.
+    /// Opens a file and keeps its content.
     pub fn open(path: PathBuf, limit: u64) -> io::Result<Self> {
         let file = open(&path)?;
         let size = file.metadata()?.len();
         Ok(Self(Arc::new(Mutex::new(LogFile { path, limit, file, size }))))
     }
 
-    /// Returns a log on standard error, whose reader bounds it.
+    /// Returns an unlimited log on standard error; its reader bounds the size.
     pub fn stderr() -> io::Result<Self> {
         let file = io::stderr().as_fd().try_clone_to_owned()?.into();
         let log = LogFile { path: PathBuf::new(), limit: u64::MAX, file, size: 0 };
@@ -68,7 +68,7 @@ impl LogFile {
             let mut old = self.path.clone().into_os_string();
             old.push(".old");
             match std::fs::rename(&self.path, old) {
-                // Rotated before, when no new file could be created.
+                // An earlier rotation could not create a new file.
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
@@ -108,7 +108,7 @@ mod tests {
         let path = dir.path().join("console.log");
         let log = BoundedLog::open(path.clone(), 10).unwrap();
         log.write(b"first ");
-        // The state after a rotation without space for a new file.
+        // A rotation without space for a new file leaves this state.
         std::fs::rename(&path, dir.path().join("console.log.old")).unwrap();
         log.write(b"second");
         log.write(b"third ");

@@ -15,8 +15,8 @@ const STATE: &str = "/run/containerd";
 /// interval, the kubelet's numbers stay younger than 15 s.
 const STATS_PERIOD_SECONDS: u32 = 8;
 /// Plugins that would use resources of the host, or have no use in a cell. CRI needs services, not
-/// their gRPC interfaces; of these the agent calls content, events, images, leases and snapshots.
-/// containerd orders its plugins in a time that grows faster than their number.
+/// their gRPC interfaces; the agent calls only the interfaces of content, events, images, leases
+/// and snapshots. The time in which containerd orders its plugins grows faster than their number.
 const DISABLED_PLUGINS: [&str; 15] = [
     "io.containerd.grpc.v1.containers",
     "io.containerd.grpc.v1.diff",
@@ -35,17 +35,17 @@ const DISABLED_PLUGINS: [&str; 15] = [
     "io.containerd.tracing.processor.v1.otlp",
 ];
 
-/// containerd's plugin that makes the file systems of containers.
+/// Plugin of containerd that creates the file systems of containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Snapshotter {
-    /// For a disk that takes the upper layer of an overlay.
+    /// For a disk that can hold the upper layer of an overlay.
     Overlayfs,
     /// For other disks.
     Native,
 }
 
 impl Snapshotter {
-    /// Returns its name in containerd's configuration.
+    /// Returns the name in containerd's configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Overlayfs => "overlayfs",

@@ -14,9 +14,9 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use super::{containerd::Snapshotter, mount_error::MountError, private, root};
 use crate::dirs::CellDir;
 
-/// Sets up the cell's mounts: the needed ones of the node, a new /proc, and a private tmpfs on
-/// /run, /dev/shm, the memory directory, and for containerd and agent. Must be called in a private
-/// mount namespace. Returns the snapshotter that works on the cell's disk.
+/// Sets up the cell's mounts: the node's mounts that the cell needs, a new /proc, and a private
+/// tmpfs each on /run, on /dev/shm, on the memory directory, and for containerd and agent. Must be
+/// called in a private mount namespace. Returns the snapshotter that works on the cell's disk.
 pub fn prepare(dir: &CellDir, file: &CellFile) -> Result<Snapshotter, MountError> {
     let resolver = ResolvConf::read();
     let path: Vec<_> =
@@ -55,7 +55,7 @@ fn add(
         .map_err(|error| MountError::new(format!("mount {what}"), path, error.into()))
 }
 
-/// Content of /etc/resolv.conf if it links into /run, which the cell replaces.
+/// Target and content of /etc/resolv.conf if it links into /run, which the cell replaces.
 #[derive(Debug)]
 struct ResolvConf(Option<(PathBuf, Vec<u8>)>);
 

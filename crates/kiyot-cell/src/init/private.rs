@@ -2,7 +2,7 @@
 //! containerd are on the cell's disk.
 //!
 //! containerd writes some hundred small files and flushes its databases with each change. A cell
-//! ends with its machine, so that nothing of this must outlast it. Its metadata has the environment
+//! ends with its machine, so these files need no disk. containerd's metadata has the environment
 //! variables of containers, which may be secrets.
 
 use std::{
@@ -24,20 +24,21 @@ use rustix::{
 use super::{containerd::Snapshotter, mount_error::MountError};
 use crate::dirs::{CONTAINERD_CONTENT, CellDir};
 
-/// containerd's directory of containers and sandboxes. The daemon finds those of an ended cell in
-/// it.
+/// containerd's directory of containers and sandboxes, in which the daemon finds them after the end
+/// of the cell.
 const CRI: &str = "io.containerd.grpc.v1.cri";
 /// Directory of snapshots on the disk.
 const SNAPSHOTS: &str = "snapshots";
 /// Bounds the tmpfs: containerd needs some hundred bytes per blob, snapshot and container of a
 /// single pod.
 const TMPFS_OPTIONS: &CStr = c"mode=0700,size=256m";
-/// ext2, ext3 and ext4, btrfs, and tmpfs, which take the upper layer of an overlay (statfs(2)).
+/// File systems that can hold the upper layer of an overlay (statfs(2)): ext2 to ext4, btrfs and
+/// tmpfs.
 const OVERLAY_FILE_SYSTEMS: [i64; 3] = [0xEF53, 0x9123_683E, 0x0102_1994];
 
-/// Mounts the tmpfs, and on containerd's root the directories with images and with what containers
-/// write. The mounts of the cell become shared after it. Returns the snapshotter that works on the
-/// disk.
+/// Mounts the tmpfs, and in containerd's root the disk's directories of images and of writable
+/// layers. Must be called before the cell's mounts become shared. Returns the snapshotter that
+/// works on the disk.
 pub fn mount_all(dir: &CellDir) -> Result<Snapshotter, MountError> {
     let failed = |what: &str, path: &Path, error: io::Error| MountError::new(what, path, error);
     let (private, root) = (dir.private(), dir.containerd_root());
@@ -59,7 +60,7 @@ pub fn mount_all(dir: &CellDir) -> Result<Snapshotter, MountError> {
         let point = beneath(&root, name).map_err(|error| failed("create", &root, error.into()))?;
         create(&point)?;
         create(&disk)?;
-        // A peer of the disk's mount would have all mounts below twice.
+        // A peer of the disk's mount would get all mounts below it twice.
         mount_bind(&disk, &point)
             .and_then(|()| mount_change(&point, MountPropagationFlags::PRIVATE))
             .map_err(|error| failed("bind-mount", &point, error.into()))?;
@@ -67,8 +68,8 @@ pub fn mount_all(dir: &CellDir) -> Result<Snapshotter, MountError> {
     Ok(snapshotter)
 }
 
-/// Returns true if the cell's disk takes the upper layer of an overlay. Mounts one where its file
-/// system does not tell.
+/// Returns whether the cell's disk can hold the upper layer of an overlay. Tries to mount an
+/// overlay if the file system is unknown.
 fn supports_overlay(dir: &CellDir) -> bool {
     let disk = dir.containerd_disk();
     if statfs(&disk).is_ok_and(|found| OVERLAY_FILE_SYSTEMS.contains(&found.f_type)) {

@@ -1,5 +1,5 @@
-//! Root of a cell's mount namespace: the node's root file system with only those of its mounts that
-//! the cell needs. So the cell keeps no file system busy that the node unmounts.
+//! Root of a cell's mount namespace: the node's root file system with only the mounts that the cell
+//! needs. So a cell keeps no other file system busy, and the node can unmount it.
 
 use std::{
     collections::BTreeSet,
@@ -17,8 +17,8 @@ use rustix::{
 use super::mount_error::MountError;
 use crate::dirs::CellDir;
 
-/// Mounts at or below these are kept: programs, libraries and configuration that a distribution may
-/// have on file systems of their own, and the kernel's file systems.
+/// Mounts at or below these paths are kept: they are the kernel's file systems, and programs,
+/// libraries and configuration, which a distribution may have on separate file systems.
 const SYSTEM_MOUNTS: [&str; 12] = [
     "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/etc", "/nix", "/gnu", "/dev",
     "/sys",
@@ -48,7 +48,7 @@ pub fn needed_paths(dir: &CellDir, file: &CellFile, path: &[PathBuf]) -> BTreeSe
     file.registry_config_dir.iter().for_each(|dir| add(dir));
     let extra = CONTAINERD_HELPERS.map(PathBuf::from);
     for program in [&file.containerd, &file.runc].into_iter().chain(&extra) {
-        // A bare name is looked up in `PATH`; an absolute path replaces the directory.
+        // A bare name is looked up in `PATH`; `join` with an absolute path ignores the directory.
         path.iter().for_each(|dir| add(&dir.join(program)));
         // containerd prefers a shim in its own directory.
         if let Some(parent) = program.parent().filter(|_| program.is_absolute()) {
@@ -103,12 +103,12 @@ pub fn enter(
         let path = root.clone();
         move |error: rustix::io::Errno| MountError::new(what, &path, error.into())
     };
-    // Not recursive: without the mounts below.
+    // Not recursive: mounts below the root are added one by one.
     mount_bind("/", &root).map_err(failed("bind-mount the node's root file system"))?;
     for point in kept_mounts(mounts, needed_paths) {
         let Ok(relative) = point.strip_prefix("/") else { continue };
         match mount_bind(&point, root.join(relative)) {
-            // Hidden by a later mount.
+            // A later mount hides this mount point.
             Ok(()) | Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => {}
             Err(error) => {
                 return Err(MountError::new("bind-mount", &point, error.into()));

@@ -19,13 +19,13 @@ use super::{
 };
 use crate::{dirs::CellDir, launch::DEFAULT_PATH};
 
-/// Score of containerd and the agent on a machine of the cell's own, as systemd's unit of
-/// containerd sets it: when the machine's memory is short, the kernel ends a container. Containers
-/// have scores of their own.
+/// OOM score adjustment of containerd and the agent on a machine of the cell's own, as in
+/// containerd's systemd unit: when memory is short, the kernel kills a container instead.
+/// Containers have their own scores.
 pub(crate) const MACHINE_OOM_SCORE_ADJ: i32 = -999;
 
-/// File with variables of containerd's environment on a machine of the cell's own, on a tmpfs: they
-/// may have passwords. The agent writes it.
+/// File with variables of containerd's environment on a machine of the cell's own. The agent writes
+/// it to a tmpfs, because the variables may have passwords.
 pub(crate) const CONTAINERD_ENVIRONMENT: &str = "/run/kiyot/containerd.env";
 
 /// A step of the start of the services failed; the message names the step.
@@ -33,8 +33,8 @@ pub(crate) const CONTAINERD_ENVIRONMENT: &str = "/run/kiyot/containerd.env";
 #[error("cannot {0}")]
 pub struct ServicesError(&'static str, #[source] io::Error);
 
-/// Runs containerd, with the snapshotter of the cell's disk, and the agent until the cell is to
-/// power off. The cell's directories and mounts exist, and its loopback is up.
+/// Runs containerd, with the snapshotter of the cell's disk, and the agent until the cell must
+/// power off. Requires the cell's directories and mounts, and its loopback up.
 pub fn run(
     dir: &CellDir,
     file: &CellFile,
@@ -59,7 +59,7 @@ pub fn run(
     let mut containerd = Command::new(&file.containerd);
     containerd.arg("--config").arg(dir.containerd_toml());
     if file.machine.is_some() {
-        // The kernel gives PID 1 none.
+        // The kernel starts PID 1 without `PATH`.
         containerd.env("PATH", DEFAULT_PATH);
     }
     let protected = |service: Service| match file.machine {
@@ -93,7 +93,7 @@ pub fn run(
     Ok(())
 }
 
-/// Returns a free port. Nothing else runs in the network namespace yet, so it stays free.
+/// Returns a free port, which stays free because nothing else runs in the network namespace yet.
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }

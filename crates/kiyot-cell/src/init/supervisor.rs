@@ -28,7 +28,7 @@ const INITIAL_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_secs(5);
 /// Length of a run after which a service counts as stable and the delay starts again.
 const STABLE_RUN: Duration = Duration::from_secs(30);
-/// Upper bound on process exits that delay to be handled.
+/// Upper bound on process exits that wait to be handled.
 const MAX_QUEUED_EXITS: usize = 64;
 /// Pause of the reaper while there is no child process.
 const IDLE_SLEEP: Duration = Duration::from_millis(20);
@@ -111,21 +111,21 @@ impl Service {
         self
     }
 
-    /// Sets the service's score for the kernel's choice of a process to end when memory is short.
+    /// Sets the OOM score adjustment of the service's process.
     #[must_use]
     pub fn with_oom_score_adj(mut self, oom_score_adj: i32) -> Self {
         self.oom_score_adj = Some(oom_score_adj);
         self
     }
 
-    /// Adds the variables of a file, one in a line, whenever the service starts.
+    /// Reads environment variables from a file, one a line, at each start of the service.
     #[must_use]
     pub fn with_environment(mut self, file: &'static Path) -> Self {
         self.environment = Some(file);
         self
     }
 
-    /// Returns the delay before a restart after a run of this length, or `None` if the cell is to
+    /// Returns the delay before a restart after a run of this length, or `None` if the cell must
     /// exit.
     fn restart_delay(&mut self, ran: Duration, now: Instant) -> Option<Duration> {
         let since = match self.failing_since {
@@ -188,7 +188,7 @@ impl Supervisor {
         self.services.push(service);
     }
 
-    /// Runs the services until the cell is to exit.
+    /// Runs the services until the cell must exit.
     pub fn run(&mut self, console: &BoundedLog) {
         loop {
             let now = Instant::now();
@@ -223,7 +223,7 @@ impl Supervisor {
         }
     }
 
-    /// Handles a process exit. Returns true if the cell is to exit.
+    /// Handles a process exit. Returns whether the cell must exit.
     fn on_exit(&mut self, pid: Pid, exit: ExitStatus, console: &BoundedLog) -> bool {
         for service in &mut self.services {
             let ServiceState::Running(running, since) = service.state else { continue };
@@ -257,7 +257,7 @@ impl Supervisor {
     }
 }
 
-/// Starts a service. Returns false if the cell is to exit.
+/// Starts a service. Returns whether the cell continues.
 fn start(service: &mut Service, spawn_lock: &Mutex<()>, console: &BoundedLog) -> bool {
     let _guard = spawn_lock.lock().unwrap_or_else(PoisonError::into_inner);
     let now = Instant::now();
@@ -355,7 +355,7 @@ mod tests {
         let path = dir.path().join("log");
         let log = BoundedLog::open(path.clone(), 100).unwrap();
         let mut command = Command::new("sh");
-        // Reads it once it is set: without privileges a score can be raised only.
+        // Waits until the score is set; an unprivileged process can only raise it.
         let script = "until grep -x 500 /proc/self/oom_score_adj; do sleep 0.01; done; exit 7";
         command.args(["-c", script]);
         let service = Service::new("it", command, Some(7), &log).unwrap().with_oom_score_adj(500);

@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn hierarchies_are_found_once_each() {
+    fn every_cgroup_hierarchy_is_found_once() {
         let root = tempfile::tempdir().unwrap();
         for hierarchy in ["cpu", "memory", "unified"] {
             fs::create_dir(root.path().join(hierarchy)).unwrap();

@@ -1,6 +1,6 @@
-//! Jail of QEMU (`kiyot-cell run-vm`): namespaces and a root of its own, an unprivileged user, and
-//! no way to more. A guest that takes over its QEMU finds the programs of the node, its own disk,
-//! its own boot data, and the network of its own cell.
+//! Jail of QEMU (`kiyot-cell run-vm`): its own namespaces and root, and an unprivileged user that
+//! can't gain privileges. A guest that takes over its QEMU finds only the node's programs, its own
+//! disk, its own boot data, and the network of its own cell.
 
 use std::{
     env,
@@ -40,8 +40,8 @@ use rustix::{
 use super::{VmError, qemu, qemu::paths, space, step};
 use crate::dirs::CellDir;
 
-/// The node's programs and libraries, as far as they exist. Some of them are links on most
-/// distributions.
+/// Directories of the node's programs and libraries; absent directories are skipped. Some are links
+/// on most distributions.
 const PROGRAMS: [&str; 9] = ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "nix", "gnu"];
 /// Files of the node that programs need to start.
 const FILES: [&str; 1] = ["etc/ld.so.cache"];
@@ -50,12 +50,12 @@ const DEVICES: [(&str, u32, u32); 3] =
     [("dev/null", 1, 3), ("dev/urandom", 1, 9), ("dev/net/tun", 10, 200)];
 /// See [`DEVICES`].
 const KVM: (&str, u32, u32) = ("dev/kvm", 10, 232);
-/// The name of the monitor's socket in its directory.
+/// Name of the monitor's socket in its directory.
 const MONITOR: &str = "qmp.sock";
-/// The size of the file system of the jail's root, which has directories, links and boot data.
+/// Mount options of the jail's root, which has only directories, links and boot data.
 const ROOT_OPTIONS: &std::ffi::CStr = c"size=4m,mode=0755";
 
-/// Becomes QEMU. Returns only an error.
+/// Becomes QEMU. Returns only if this fails.
 pub fn run(dir: &Path) -> Result<i32, VmError> {
     if std::process::id() != 1 {
         let error = io::Error::other("not the first process of a PID namespace");
@@ -79,12 +79,12 @@ pub fn run(dir: &Path) -> Result<i32, VmError> {
     let cell = dir.path().file_name().unwrap_or_default().to_string_lossy();
     command.arg0(program).args(qemu::arguments(&file, &cell, monitor.as_raw_fd())).env_clear();
     command.env("PATH", env::var_os("PATH").unwrap_or_default());
-    // Cleared by a change of the user, and kept by exec.
+    // A change of the user clears the parent-death signal, and exec keeps it.
     follow_parent()?;
     Err(VmError::Path("run", file.program.clone(), command.exec()))
 }
 
-/// A directory that becomes the root of QEMU.
+/// Directory that becomes the root of QEMU.
 struct Jail {
     root: PathBuf,
     user: u32,
@@ -125,12 +125,12 @@ impl Jail {
         Ok(())
     }
 
-    /// Returns a path in the jail by its path on the node.
+    /// Returns the path on the node of a path in the jail.
     fn inside(&self, path: &'static str) -> PathBuf {
         own(&self.root, path.trim_start_matches('/'))
     }
 
-    /// Adds a directory of programs, or a link to another.
+    /// Adds a directory of programs, or the same link if it is a link.
     fn add_programs(&self, name: &'static str) -> Result<(), VmError> {
         let (path, inside) = (own(Path::new("/"), name), self.inside(name));
         if let Ok(target) = fs::read_link(&path) {
@@ -222,18 +222,19 @@ fn create_dir(path: &Path) -> Result<(), VmError> {
     DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(path_error("create", path))
 }
 
-/// Returns the socket of the monitor for QEMU, which has no directory of its own to make one in.
+/// Returns the socket of QEMU's monitor. QEMU can't create it, because it has no writable
+/// directory.
 fn listen(dir: &Path) -> Result<UnixListener, VmError> {
     create_dir(dir)?;
-    // By a relative path: that of a cell's directory may be longer than a socket's address.
+    // A relative path, because the absolute path may be longer than a socket's address.
     chdir(dir).map_err(path_error("enter", dir))?;
     let socket = UnixListener::bind(MONITOR).map_err(path_error("make a socket in", dir))?;
-    // Kept by exec.
+    // Without `CLOEXEC`, exec keeps the socket open.
     fcntl_setfd(&socket, FdFlags::empty()).map_err(path_error("keep the socket in", dir))?;
     Ok(socket)
 }
 
-/// Gives up all privileges for good. The capabilities end with root's user id.
+/// Gives up all privileges permanently. The capabilities end with root's user id.
 fn drop_privileges(file: &VmFile) -> Result<(), VmError> {
     let (user, group) = (Uid::from_raw(file.user), Gid::from_raw(file.group));
     if user.is_root() || group.as_raw() == 0 {
@@ -246,11 +247,11 @@ fn drop_privileges(file: &VmFile) -> Result<(), VmError> {
     setresuid(user, user, user).map_err(step("change the user"))
 }
 
-/// Has the kernel kill this process when the launch process ends.
+/// Makes the kernel kill this process when the launch process ends.
 fn follow_parent() -> Result<(), VmError> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(step("set the parent-death signal"))?;
-    // The launch process may have ended before: then the write end of standard input is closed.
+    // If the launch process has already ended, the write end of standard input is closed.
     let stdin = io::stdin();
     let mut input = [PollFd::new(&stdin, PollFlags::empty())];
     poll(&mut input, Some(&Timespec::default())).map_err(step("poll standard input"))?;

@@ -25,8 +25,8 @@ const SYSCTLS: [(&str, &str); 4] = [
     ("ipv6/conf/tap-link/disable_ipv6", "1"),
 ];
 
-/// Wait for the node's lock of legacy tables, in seconds. Without it a program fails at once while
-/// another has the lock, such as kube-proxy's.
+/// Arguments to wait for the node's lock of legacy tables, in seconds. Without them a program fails
+/// at once while another program, for example kube-proxy's, has the lock.
 const TABLES_WAIT: [&str; 2] = ["-w", "10"];
 
 /// Errors of the network's preparation.
@@ -58,7 +58,7 @@ pub fn prepare(file: &VmFile, network: &VmNetwork) -> Result<(), NetworkError> {
     for (name, value) in SYSCTLS {
         let path = own(Path::new("/proc/sys/net"), name);
         match fs::write(&path, value) {
-            // A kernel without IPv6.
+            // The kernel has no IPv6.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             written => written.map_err(|source| NetworkError::Sysctl(path, source))?,
         }
@@ -77,7 +77,7 @@ fn set_rules(
     Ok(())
 }
 
-/// Returns the rules by which only the guest's connections to the relay are taken.
+/// Returns rules that drop all incoming packets except the guest's connections to the relay.
 fn rules_v4() -> String {
     format!(
         "*raw\n:PREROUTING DROP [0:0]\n:OUTPUT ACCEPT [0:0]\n-A PREROUTING -i {LINK_TAP} -s \
@@ -85,11 +85,11 @@ fn rules_v4() -> String {
     )
 }
 
-/// Rules by which nothing is taken.
+/// Rules that drop all incoming packets.
 const RULES_V6: &str = "*raw\n:PREROUTING DROP [0:0]\n:OUTPUT ACCEPT [0:0]\nCOMMIT\n";
 
-/// Returns the commands that create the devices. Until it is joined with the pod's network, the
-/// pod's device is down.
+/// Returns the commands that create the devices. The pod's device is down until the provider joins
+/// it with the pod's network.
 fn devices(file: &VmFile, network: &VmNetwork) -> String {
     let VmFile { user, group, .. } = file;
     let mut lines = Vec::new();
@@ -115,7 +115,7 @@ fn succeed(program: &'static str, arguments: &[&str], input: &[u8]) -> Result<()
         .spawn()
         .map_err(failed)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read its input explains that by its exit.
+        // The exit status explains why a program does not read its input.
         let _broken_pipe = stdin.write_all(input);
     }
     let output = child.wait_with_output().map_err(failed)?;
@@ -133,7 +133,7 @@ mod tests {
     /// Verifies N14.
     #[test]
     fn rules_are_set_by_programs_that_wait_for_the_nodes_lock() {
-        // As legacy programs do while another has the lock.
+        // Fails as legacy programs do while another program has the lock.
         let locked = |program, arguments: &[&str], _: &[u8]| {
             let waits = arguments.windows(2).any(|pair| pair[0] == "-w" && pair[1] != "0");
             let refusal = || NetworkError::Run(program, io::Error::other("the lock is held"));

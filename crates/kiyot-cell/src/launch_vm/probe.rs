@@ -1,5 +1,5 @@
-//! Probe of an accelerator (`kiyot-cell probe-vm`): where virtual machines are nested, its device
-//! may open and the guest then hang without a word.
+//! Probe of an accelerator (`kiyot-cell probe-vm`). On a node that is itself a virtual machine, the
+//! device may open and guests may then hang without output.
 
 use std::{io::Read, path::Path, sync::mpsc, thread, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::dirs::CellDir;
 
 /// Bounds the time until the kernel prints; with a usable accelerator it takes tenths of a second.
 pub const LIMIT: Duration = Duration::from_secs(5);
-/// The start of a kernel's first line, which QEMU's own messages do not have.
+/// Start of a kernel's first line, which is in no message of QEMU.
 const SIGN: &[u8] = b"Linux version";
 /// Bounds the output that is searched, in bytes.
 const MAX_OUTPUT_BYTES: u64 = 64 * 1024;
@@ -32,7 +32,7 @@ pub fn run(dir: &Path) -> Result<i32, VmError> {
     Ok(if printed { 0 } else { NOT_USABLE })
 }
 
-/// Reads output until it has the first line of a kernel, or ends.
+/// Returns whether the output has a kernel's first line. Reads no further than this line.
 fn has_sign(output: impl Read) -> bool {
     let mut seen = Vec::new();
     let mut output = output.take(MAX_OUTPUT_BYTES);
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_kernel_s_line_is_a_sign() {
+    fn kernel_has_booted_only_if_its_first_line_is_printed() {
         assert!(has_sign(&b"SeaBIOS\n[    0.000000] Linux version 6.1.0\n"[..]));
         assert!(!has_sign(&b"qemu-system-x86_64: error: failed to set MSR 0x48\n"[..]));
         assert!(!has_sign(&b""[..]));

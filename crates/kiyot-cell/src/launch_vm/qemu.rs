@@ -21,19 +21,19 @@ pub mod paths {
     pub const CELL_FILE: &str = "/cell.json";
 }
 
-/// The name under which the guest finds the boot data (QEMU, docs/specs/fw_cfg).
+/// Name under which the guest finds the boot data (QEMU, docs/specs/fw_cfg).
 const FW_CFG_NAME: &str = "opt/org.kiyot/cell.json";
-/// System calls that QEMU does without.
+/// Setting of QEMU's seccomp filter, which denies system calls that QEMU does not need.
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-/// The CPU that QEMU translates. It announces no fast string instructions, with which guests copy
-/// memory by `rep movsb` instead of vectors: see the report on starts in a virtual machine in
+/// CPU model under TCG. It announces no fast string instructions, because guests would use `rep
+/// movsb` instead of vectors to copy memory: see the report on starts in a virtual machine in
 /// docs/reports.
 const TCG_CPU: &str = "max,erms=off,fsrm=off";
 /// Devices of the board that a cell does not use.
 const BOARD: &str = "q35,usb=off,sata=off,smbus=off,vmport=off,graphics=off,dump-guest-core=off";
 
-/// Returns the arguments of QEMU. The name is for people, who read it in the list of processes;
-/// `monitor` is the socket on which it takes commands.
+/// Returns the arguments of QEMU. The list of processes shows `name` to people; `monitor` is the
+/// socket on which QEMU takes commands.
 pub fn arguments(file: &VmFile, name: &str, monitor: RawFd) -> Vec<OsString> {
     let mut line = Line::default();
     line.set("-name", &format!("guest={name}"));
@@ -82,8 +82,8 @@ impl Line {
         self.flag(option).flag(value)
     }
 
-    /// Adds a disk that the guest knows by a serial number. A write for which the node has no space
-    /// fails in the guest: by default QEMU would pause the machine, for good.
+    /// Adds a disk that the guest finds by its serial number. If the node has no space for a write,
+    /// the write fails in the guest: by default QEMU would pause the machine forever.
     fn disk(&mut self, name: &str, options: &str) {
         self.set(
             "-drive",

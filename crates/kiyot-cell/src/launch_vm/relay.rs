@@ -16,13 +16,13 @@ use tokio::{
 };
 
 /// Bounds the connections of a virtual machine; an agent has a control connection and a few bulk
-/// connections. Further ones are closed at once.
+/// connections. Further connections are closed at once.
 pub const MAX_CONNECTIONS: usize = 32;
 /// Bounds the bytes of a connection that are read ahead, in each direction.
 const COPY_BUFFER_BYTES: usize = 64 * 1024;
-/// Bounds the time in which the gateway accepts a connection.
+/// Time limit for the gateway to accept a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The pause after a failed accept, such as for want of file descriptors.
+/// Pause after a failed accept, for example when file descriptors are exhausted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Listens on the link, in the network namespace of the calling thread.
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connection_over_the_limit_is_closed_and_a_closed_one_makes_room() {
+    async fn connection_over_the_limit_is_closed_and_a_closed_connection_makes_room() {
         let dir = tempfile::tempdir().unwrap();
         let (address, gateway, _tasks) = start(dir.path());
         let mut held = Vec::new();
@@ -113,7 +113,7 @@ mod tests {
         let _reset = further.write_all(b"x").await;
         assert!(matches!(further.read(&mut [0]).await, Ok(0) | Err(_)));
         held.pop();
-        // The relay sees the close after a while, and until then closes further connections.
+        // Until the relay notices the close, it closes further connections.
         let mut byte = [0];
         let mut open = loop {
             let mut guest = TcpStream::connect(address).await.unwrap();

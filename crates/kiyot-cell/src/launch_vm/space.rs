@@ -1,8 +1,8 @@
-//! Space on the node's disk that a QEMU takes: its own disk, and nothing else.
+//! Limit on the space that QEMU takes on the node's disk: the size of its own disk.
 //!
-//! It has no other file to write, and its limit of a file's size is that of the disk. The kernel
-//! does not apply the limit to blocks beyond the end of a file and to attributes, so that a filter
-//! refuses the system calls that allocate them.
+//! QEMU has no other file to write, and its file size limit (`RLIMIT_FSIZE`) is the size of the
+//! disk. The kernel does not apply this limit to blocks beyond the end of a file or to attributes,
+//! so a seccomp filter refuses the system calls that allocate them.
 
 use std::{collections::BTreeMap, env, io};
 
@@ -26,7 +26,8 @@ const NUMBERS: Numbers = Numbers { fallocate: 285, ioctl: 16, attributes: [188, 
 /// See [`Numbers`] (Linux, scripts/syscall.tbl).
 #[cfg(not(target_arch = "x86_64"))]
 const NUMBERS: Numbers = Numbers { fallocate: 47, ioctl: 29, attributes: [5, 6, 7] };
-/// io_uring_setup, whose operations no filter sees, and setxattrat. The same on all architectures.
+/// Numbers of io_uring_setup, whose operations no filter sees, and of setxattrat, on all
+/// architectures.
 const NEWER: [i64; 2] = [425, 463];
 /// Requests of ioctl that allocate blocks (Linux, include/uapi/linux/falloc.h): FS_IOC_RESVSP,
 /// FS_IOC_RESVSP64 and FS_IOC_ZERO_RANGE.
@@ -35,15 +36,15 @@ const ALLOCATING_REQUESTS: [u64; 3] = [0x4030_5828, 0x4030_582a, 0x4030_5839];
 const KEEP_SIZE: u64 = 1;
 const PUNCH_HOLE: u64 = 2;
 
-/// Limits what this process and the program that it becomes can take. Without new privileges, so
-/// that nothing of it can be undone.
+/// Limits the space that this process and the program that it becomes can take. The process can't
+/// gain privileges, so the limit is permanent.
 pub(super) fn limit(disk_bytes: u64) -> io::Result<()> {
     let bytes = Some(disk_bytes);
     setrlimit(Resource::Fsize, Rlimit { current: bytes, maximum: bytes })?;
     filter()
 }
 
-/// Refuses the system calls that take space beyond the limit of a file's size.
+/// Refuses the system calls that allocate space beyond the file size limit.
 fn filter() -> io::Result<()> {
     let program = program().map_err(io::Error::other)?;
     seccompiler::apply_filter(&program).map_err(io::Error::other)
@@ -56,11 +57,11 @@ fn program() -> Result<BpfProgram, seccompiler::BackendError> {
     };
     let ioctl = |request| rule(SeccompCmpOp::Eq, request);
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = BTreeMap::from([
-        // A hole needs no space.
+        // Punching a hole takes no space.
         (NUMBERS.fallocate, vec![rule(SeccompCmpOp::MaskedEq(KEEP_SIZE | PUNCH_HOLE), KEEP_SIZE)?]),
         (NUMBERS.ioctl, ALLOCATING_REQUESTS.map(ioctl).into_iter().collect::<Result<_, _>>()?),
     ]);
-    // Without a condition.
+    // Refused with any argument.
     rules.extend(NUMBERS.attributes.into_iter().chain(NEWER).map(|number| (number, Vec::new())));
     let refused = SeccompAction::Errno(rustix::io::Errno::OPNOTSUPP.raw_os_error().unsigned_abs());
     SeccompFilter::new(rules, SeccompAction::Allow, refused, env::consts::ARCH.try_into()?)?

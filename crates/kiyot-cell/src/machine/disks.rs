@@ -37,7 +37,7 @@ pub(super) fn find(serial: &'static str) -> Result<PathBuf, DiskError> {
     })
 }
 
-/// Returns the names and serial numbers of all disks that have one.
+/// Returns the names and serial numbers of all disks with a serial number.
 fn list(devices: &Path) -> Vec<(String, String)> {
     let entries = fs::read_dir(devices).into_iter().flatten().flatten();
     let disk = |entry: fs::DirEntry| {

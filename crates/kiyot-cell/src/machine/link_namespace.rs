@@ -37,14 +37,14 @@ fn failed(doing: &'static str, mac: MacAddress) -> impl FnOnce(io::Error) -> Dev
     move |source| DeviceError { doing, mac, source }
 }
 
-/// Gives the device with a hardware address the name that a pod's device has.
+/// Gives the device with this hardware address the name of a pod's device.
 pub(super) fn name_pod_device(mac: MacAddress) -> Result<(), DeviceError> {
     let socket = route_socket().map_err(failed("open netlink for", mac))?;
     let device = find(&socket, mac)?;
     if device.name == POD_DEVICE {
         return Ok(());
     }
-    // The link's device may have the name.
+    // The link's device may have this name.
     let links = link::list(&socket).map_err(failed("list devices for", mac))?;
     if let Some(other) = links.iter().find(|other| other.name == POD_DEVICE) {
         link::rename(&socket, other.index, LINK_DEVICE).map_err(failed("free the name of", mac))?;
@@ -98,7 +98,7 @@ fn find(socket: impl AsFd, mac: MacAddress) -> Result<Link, DeviceError> {
             None if is_last => {
                 let names: Vec<_> = links.iter().map(|link| link.name.as_str()).collect();
                 let secs = wait::LIMIT.as_secs();
-                let message = format!("not there after {secs} s; found: {names:?}");
+                let message = format!("not found after {secs} s; found: {names:?}");
                 Err(failed("find", mac)(io::Error::other(message)))
             }
             found => Ok(found.cloned()),

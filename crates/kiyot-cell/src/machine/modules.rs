@@ -24,7 +24,7 @@ pub struct ModuleError(PathBuf, #[source] io::Error);
 pub(super) fn load_all(list: &Path) -> Result<(), ModuleError> {
     let names = match fs::read_to_string(list) {
         Ok(names) => names,
-        // A kernel that has everything built in.
+        // The kernel has everything built in.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(ModuleError(list.to_owned(), error)),
     };
@@ -34,14 +34,14 @@ pub(super) fn load_all(list: &Path) -> Result<(), ModuleError> {
             beneath(dir, name).map_err(|error| ModuleError(list.to_owned(), error.into()))?;
         load(&path).map_err(|error| ModuleError(path, error))?;
     }
-    // What is left takes memory only.
+    // Remaining files only take memory.
     let _ = fs::remove_dir_all(dir);
     Ok(())
 }
 
 fn load(path: &Path) -> io::Result<()> {
     match finit_module(File::open(path)?, c"", ModuleInitFlags::empty()) {
-        // EEXIST: loaded before.
+        // EEXIST: already loaded.
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
         Err(error) => Err(error.into()),
     }

@@ -47,14 +47,14 @@ fn add(
     data: Option<&CStr>,
 ) -> Result<(), MountError> {
     match fs::create_dir_all(path) {
-        // A mount point of the read-only root must be there.
+        // In a read-only root the mount point must already exist.
         Err(error) if error.kind() != io::ErrorKind::ReadOnlyFilesystem => {
             return Err(MountError { what: kind.to_owned(), path: path.into(), source: error });
         }
         Ok(()) | Err(_) => {}
     }
     match mount(kind, path, kind, flags, data) {
-        // Mounted before, by the kernel.
+        // The kernel has mounted it before.
         Ok(()) | Err(Errno::BUSY) => Ok(()),
         Err(error) => Err(failed(kind, path)(error)),
     }
@@ -108,7 +108,7 @@ pub(super) fn cell(dir: &CellDir) -> Result<(), MountError> {
     private(dir)
 }
 
-/// Mounts memory on the directory of volumes that hold secrets, and shares all mounts.
+/// Mounts a tmpfs on the directory of volumes that hold secrets, and makes all mounts shared.
 pub(crate) fn private(dir: &CellDir) -> Result<(), MountError> {
     let memory = dir.memory();
     mount("tmpfs", &memory, "tmpfs", PLAIN, c"mode=0755").map_err(failed("tmpfs", &memory))?;

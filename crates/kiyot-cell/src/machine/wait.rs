@@ -1,4 +1,4 @@
-//! The wait for devices, which the kernel finds in its own time.
+//! Wait for devices, which the kernel finds in the background.
 
 use std::{
     thread,
@@ -10,7 +10,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// Interval of the search.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// Searches until something is found. The search is told when it is the last one, and then returns
+/// Repeats a search until it returns a value. The argument of the last search is true: it returns
 /// an error instead of `None`.
 pub(crate) fn until<T, E>(mut search: impl FnMut(bool) -> Result<Option<T>, E>) -> Result<T, E> {
     let begin = Instant::now();

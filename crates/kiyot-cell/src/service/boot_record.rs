@@ -20,7 +20,7 @@ pub enum BootRecordError {
     Io(PathBuf, #[source] io::Error),
 }
 
-/// Records the boot on disk; fails if it is recorded.
+/// Records the boot on disk; fails if a boot is already recorded.
 pub(super) fn begin(dir: &CellDir) -> Result<(), BootRecordError> {
     let path = dir.boot_record();
     let failed = |error| BootRecordError::Io(path.clone(), error);
@@ -31,7 +31,7 @@ pub(super) fn begin(dir: &CellDir) -> Result<(), BootRecordError> {
         opened => opened.map_err(failed)?,
     };
     file.sync_all().map_err(failed)?;
-    // The entry in the directory, too.
+    // Syncs the entry in the directory, too.
     File::open(dir.path()).and_then(|parent| parent.sync_all()).map_err(failed)
 }
 

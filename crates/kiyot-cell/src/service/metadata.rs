@@ -68,7 +68,7 @@ pub(super) fn user_data(service: SocketAddr, max_bytes: u64) -> Result<Vec<u8>, 
     })
 }
 
-/// Makes a request until the service answers, or a time limit.
+/// Repeats a request until the service answers or the time limit has passed.
 async fn request(
     service: SocketAddr,
     method: Method,
@@ -105,7 +105,7 @@ async fn attempt(
     let stream = TcpStream::connect(service).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    // Ends with the runtime.
+    // The task ends with the runtime.
     tokio::spawn(connection);
     let mut value = HeaderValue::from_str(value)?;
     value.set_sensitive(true);

@@ -1,8 +1,8 @@
-//! Routes of the machine: addresses closed to the pod, which has the machine's network, and the
-//! networks that are reached by the node.
+//! Routes of the machine: the pod has the machine's network, so addresses are closed to it, and
+//! some networks are reached through the node.
 //!
 //! The machine's own network service drops routes that it does not know, for example when an update
-//! restarts systemd-networkd: they are set again after each change.
+//! restarts systemd-networkd, so the routes are set again after each change.
 
 use std::{fs, io, net::IpAddr, os::fd::OwnedFd, thread, time::Duration};
 
@@ -18,8 +18,8 @@ use rustix::{
 
 use crate::agent::network;
 
-/// Interval at which the routes are set without a message: the kernel sends none for the routes of
-/// a device that goes down.
+/// Interval at which the routes are set without a message: the kernel sends no message for the
+/// routes of a device that goes down.
 const INTERVAL: Duration = Duration::from_secs(5);
 /// Pause after a change, which bounds the cost of a pod that removes routes again and again.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -29,7 +29,7 @@ const MAX_DISCARDED: usize = 4096;
 /// A route that can't be set.
 #[derive(Debug, thiserror::Error)]
 pub enum RouteError {
-    /// The kernel can't be asked.
+    /// Netlink can't be opened.
     #[error("cannot open netlink")]
     Netlink(#[source] io::Error),
     /// The thread that keeps the routes can't be started.
@@ -67,13 +67,13 @@ struct Routes {
 }
 
 impl Routes {
-    /// Sets all routes, the closed addresses first. Returns a line for each network that the node
-    /// can't reach for the pod, as on a machine that is not in the node's subnet.
+    /// Sets all routes, the closed addresses first. Returns an error line for each network that
+    /// can't be reached through the node, for example on a machine outside the node's subnet.
     fn set(&self) -> Result<Vec<String>, RouteError> {
         let socket = route_socket().map_err(RouteError::Netlink)?;
         for address in &self.closed {
             match link::close_address(&socket, *address) {
-                // A kernel without IPv6 reaches no such address.
+                // A kernel without IPv6 can't reach an IPv6 address.
                 Err(error) if address.is_ipv6() && has_no_family(&error) => {}
                 closed => closed.map_err(|source| RouteError::Address(*address, source))?,
             }
@@ -96,11 +96,11 @@ impl Routes {
         Ok(self.node_networks.iter().filter_map(unset).collect())
     }
 
-    /// Sets the routes after each change, and at an interval. Reports what can't be set whenever
-    /// that differs from the last report.
+    /// Sets the routes after each change, and at an interval. Reports the routes that can't be set
+    /// whenever they differ from the last report.
     fn run(&self, changes: &OwnedFd, mut reported: Vec<String>) {
         loop {
-            // A message, an overflow of the socket's buffer, or the interval.
+            // Returns at a message, at an overflow of the socket's buffer, or after the interval.
             let _ = recv(changes, &mut [0_u8; 4096][..], RecvFlags::empty());
             thread::sleep(PAUSE);
             let unset = self.set().unwrap_or_else(|error| {
@@ -110,7 +110,7 @@ impl Routes {
                 report(&unset);
                 reported = unset;
             }
-            // Messages of these changes of its own.
+            // Discards the messages of the thread's own changes.
             for _ in 0..MAX_DISCARDED {
                 if recv(changes, &mut [0_u8; 4096][..], RecvFlags::DONTWAIT).is_err() {
                     break;

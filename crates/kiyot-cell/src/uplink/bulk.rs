@@ -17,7 +17,7 @@ use super::{
     dial::DialError,
 };
 
-/// Age of a connection up to which a request is taken as meant for it.
+/// Longest age of a connection at which a request is treated as a request for this connection.
 const REUSE_WINDOW: Duration = Duration::from_secs(5);
 
 /// Signals requests for a bulk connection. Cheap to clone.
@@ -25,7 +25,7 @@ const REUSE_WINDOW: Duration = Duration::from_secs(5);
 pub(super) struct BulkTrigger(Arc<Notify>);
 
 impl BulkTrigger {
-    /// Requests a connection. Requests that are not handled yet are merged.
+    /// Requests a connection. Pending requests are merged.
     pub(super) fn request(&self) {
         self.0.notify_one();
     }
@@ -38,9 +38,9 @@ type Running<'a> = Pin<Box<dyn Future<Output = Result<Served, DialError>> + Send
 struct History {
     /// `None` until the gateway has called over the current connection.
     accepted_at: Option<Instant>,
-    /// Consecutive rejected connections since a renewal, if there was one.
+    /// Consecutive rejected connections since the last renewal, if any.
     rejections: u32,
-    /// Set from a renewal until the gateway accepts a connection.
+    /// True from a renewal until the gateway accepts a connection.
     is_renewed: bool,
 }
 
@@ -49,11 +49,11 @@ impl History {
         *self = Self { accepted_at: Some(Instant::now()), ..Self::default() };
     }
 
-    /// Counts a rejected connection. Returns true if the certificate must be renewed.
+    /// Counts a rejected connection. Returns whether the certificate must be renewed.
     ///
-    /// The gateway says nothing of the reason, and its clock decides. A certificate that it may
-    /// have accepted for long has most probably expired; the reason is another if it rejects a
-    /// new certificate too.
+    /// The gateway gives no reason, and decides by its own clock. A certificate that it has
+    /// accepted before has most probably expired. If it rejects a new certificate too, expiry is
+    /// not the reason.
     fn rejected(&mut self) -> bool {
         self.rejections += 1;
         let renews = !self.is_renewed || self.rejections >= MAX_REJECTIONS;
@@ -65,7 +65,7 @@ impl History {
 }
 
 /// Dials and serves a connection per request. A new connection replaces the current one. After a
-/// rejected one the certificate is renewed, and the connection dialled again.
+/// rejection the certificate is renewed, and the connection is dialled again.
 pub(super) async fn run<S: Serve>(
     bulk_trigger: &BulkTrigger,
     connector: &Connector<'_, impl Fn(ConnectionInfo) -> S + Send + Sync>,
@@ -129,13 +129,13 @@ mod tests {
 
     /// Verifies L29.
     #[test]
-    fn first_rejection_renews_the_certificate_and_those_of_a_new_one_seldom_do() {
+    fn first_rejection_renews_the_certificate_and_later_rejections_rarely_do() {
         let mut history = History::default();
         for _ in 0..2 {
-            assert!(history.rejected(), "it may have expired");
+            assert!(history.rejected(), "the certificate may have expired");
             for _ in 0..3 {
                 let renewals = (0..MAX_REJECTIONS).filter(|_| history.rejected()).count();
-                assert_eq!(renewals, 1, "a new certificate is not the reason");
+                assert_eq!(renewals, 1, "a new certificate has not expired");
             }
             history.accepted();
             assert!(history.accepted_at.is_some());

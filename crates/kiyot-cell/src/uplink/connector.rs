@@ -97,12 +97,12 @@ impl<S: Serve, F: Fn(ConnectionInfo) -> S + Send + Sync> Connector<'_, F> {
 }
 
 impl<F> Connector<'_, F> {
-    /// Renews the certificate for the next connections, which use the current one if that fails.
-    /// Open connections stay.
+    /// Renews the certificate for later connections, which use the current certificate if the
+    /// renewal fails. Open connections stay open.
     pub(super) async fn renew(&self) {
         tracing::info!("renewing certificate");
         if let Err(error) = self.uplink.enrol(self.end, self.tasks).await {
-            // A new certificate that can't be stored is used all the same.
+            // A new certificate that can't be stored is used nevertheless.
             tracing::warn!(error = &error as &dyn Error, "certificate not renewed, or not stored");
         }
         match self.uplink.dialler() {

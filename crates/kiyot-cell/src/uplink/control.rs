@@ -46,7 +46,7 @@ pub(super) enum ControlError {
 struct Watch {
     id: u64,
     events: BoxStream<'static, Result<Event, Status>>,
-    /// Set while the gateway waits for an event.
+    /// True while the gateway waits for an event.
     wanted: bool,
 }
 

@@ -39,7 +39,7 @@ pub(super) enum DialError {
     Timeout(Duration),
 }
 
-/// The gateway, as the agent reaches it.
+/// Address of the gateway, and the namespace from which the agent reaches it.
 #[derive(Debug, Clone)]
 pub(super) struct Endpoint {
     /// The address.

@@ -25,8 +25,8 @@ pub(super) enum EnrolError {
     OtherCertificate,
 }
 
-/// Makes an enrolment attempt, with the token, or with an empty one for a key that the cell is
-/// bound to (a renewal). The caller sets a timeout.
+/// Makes an enrolment attempt with the token, or with an empty token to renew the certificate of
+/// the key to which the cell is bound. The caller sets a timeout.
 pub(super) async fn enrol(
     endpoint: &Endpoint,
     bootstrap: &Bootstrap,
@@ -36,7 +36,7 @@ pub(super) async fn enrol(
     end: &CancellationToken,
     tasks: &TaskTracker,
 ) -> Result<Vec<u8>, EnrolError> {
-    // Once a certificate is stored, the token is spent for its key.
+    // Once a certificate is stored, the token has been redeemed for its key.
     let token = if credentials.has_certificate() { "" } else { &bootstrap.token };
     let end = end.child_token();
     let _cut = end.clone().drop_guard();

@@ -51,8 +51,8 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// Loads what an earlier run of the agent stored. An unreadable key is replaced, which makes
-    /// the stored certificate useless.
+    /// Loads the key and certificate that an earlier run of the agent stored, or creates a key. An
+    /// unreadable key is replaced, which makes the stored certificate useless.
     pub(super) fn load_or_create(dir: &Path, cell: &str) -> Result<Self, IdentityError> {
         let io = |path: &Path| {
             let path = path.to_owned();
@@ -78,7 +78,7 @@ impl Credentials {
         Ok(credentials)
     }
 
-    /// Returns a certificate signing request. The gateway uses nothing of it but the key.
+    /// Returns a certificate signing request. The gateway uses only its key.
     pub(super) fn csr(&self) -> Result<Vec<u8>, IdentityError> {
         Ok(CertificateParams::default()
             .serialize_request(&self.key)
@@ -87,7 +87,7 @@ impl Credentials {
             .to_vec())
     }
 
-    /// Stores a certificate if it is for this cell and key. Returns false if it is not.
+    /// Stores a certificate if it is for this cell and key, and returns whether it is.
     pub(super) fn store(&self, der: &[u8]) -> Result<bool, IdentityError> {
         let matches = self.adopt(der);
         if matches {
@@ -97,8 +97,8 @@ impl Credentials {
         Ok(matches)
     }
 
-    /// Returns true if there is a certificate that is valid at `now`. The gateway's clock, which
-    /// may differ, decides.
+    /// Returns whether the agent has a certificate that is valid at `now`. The gateway decides by
+    /// its own clock, which may differ.
     pub(super) fn has_valid_certificate(&self, now: SystemTime) -> bool {
         self.certificate
             .lock()
@@ -107,8 +107,8 @@ impl Credentials {
             .is_some_and(|certified| certified.not_after > now)
     }
 
-    /// Returns true if there is a certificate, even an expired one: the token is then spent for
-    /// this key.
+    /// Returns whether the agent has a certificate, even if expired: the token has then been
+    /// redeemed for this key.
     pub(super) fn has_certificate(&self) -> bool {
         self.certificate.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }

@@ -36,7 +36,7 @@ impl LinkMonitor {
         let uptime = uptime();
         let lost_at =
             std::fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u64>().ok());
-        // A time in the future was written lost_at a reboot.
+        // A time in the future was written before a reboot.
         let elapsed = lost_at
             .zip(uptime)
             .and_then(|(lost_at, uptime)| uptime.checked_sub(lost_at))
@@ -54,7 +54,7 @@ impl LinkMonitor {
 
     /// Records that the gateway has called over a control connection.
     pub(super) fn linked(&self) {
-        // A file that remains can only make a restarted agent an orphan too early.
+        // If the file remains, a restarted agent may only count as orphaned too early.
         if let Err(error) = std::fs::remove_file(&self.file) {
             tracing::debug!(%error, "link loss record not removed");
         }
@@ -93,7 +93,8 @@ fn write(file: &Path, uptime: Option<u64>) {
     }
 }
 
-/// Returns the seconds since boot, suspend included. Unlike the wall clock it is never set.
+/// Returns the seconds since boot, suspend included. Unlike the wall clock, this clock is never
+/// set.
 fn uptime() -> Option<u64> {
     std::fs::read_to_string("/proc/uptime").ok()?.split('.').next()?.parse().ok()
 }
@@ -137,7 +138,7 @@ mod tests {
             panic!("not linked yet")
         };
         assert!(since.elapsed() >= up);
-        // Written lost_at a reboot.
+        // As if written before a reboot.
         std::fs::write(&file, u64::MAX.to_string()).unwrap();
         let link_monitor = LinkMonitor::new(dir.path(), TIMEOUT);
         let LinkState::Unlinked(since) = *link_monitor.state().borrow() else {

@@ -181,7 +181,7 @@ impl Drop for Cell {
     }
 }
 
-/// Removes the cgroups of this name in all hierarchies. Returns false if any is left.
+/// Removes the cgroups of this name in all hierarchies. Returns whether all are removed.
 fn remove_groups(name: &str) -> bool {
     fn remove(dir: &Path) -> bool {
         let Ok(entries) = fs::read_dir(dir) else { return true };
@@ -198,14 +198,13 @@ fn remove_groups(name: &str) -> bool {
 }
 
 fn name() -> String {
-    // The process id is not unique: the tests of several checkouts run in PID namespaces of their
-    // own.
+    // The process id is not unique: the tests of each checkout run in their own PID namespace.
     let random = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
     format!("kiyot-cell-{}-{}", &random[..8], CELLS.fetch_add(1, Ordering::Relaxed))
 }
 
-/// An agent in this process for a cell, called over a connection like the gateway's. (The cell's
-/// own agent finds no gateway.)
+/// An agent for a cell in this process, called over a connection like the gateway's. (The cell's
+/// own agent can't reach a gateway.)
 pub(crate) struct AgentLink {
     channel: Channel,
     power_off: CancellationToken,

@@ -1,4 +1,4 @@
-//! A busybox image, split into blobs like those that the daemon pushes.
+//! Busybox image, split into blobs as the daemon pushes them.
 
 use kiyot_proto::cell::{BlobPart, PutImageRequest};
 use ring::digest::{SHA256, digest};
@@ -6,7 +6,7 @@ use serde_json::json;
 
 pub(crate) const PAUSE: &str = "kiyot.test/pause:1";
 pub(crate) const BUSYBOX: &str = "kiyot.test/busybox:1";
-/// Small, so that a blob has several parts.
+/// Size of a part in bytes, small enough that a blob has several parts.
 const PART: usize = 256 * 1024;
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 

@@ -39,8 +39,8 @@ fn route_has_its_mtu_its_gateway_on_the_link_and_a_permanent_neighbour() {
         let network = (destination.0.parse().unwrap(), destination.1);
         let via = Via { gateway: Some(gateway), on_link: true, mtu: NonZeroU32::new(1400) };
         let refused = link::set_route(&socket, index, network, Via { on_link: false, ..via });
-        assert!(refused.is_err(), "nothing says where the gateway is");
-        // Twice, as in a repeated Bind.
+        assert!(refused.is_err(), "the gateway is on no known network");
+        // A repeated Bind sets the same route and neighbour twice.
         for _ in 0..2 {
             link::set_route(&socket, index, network, via).unwrap();
             link::set_neighbour(&socket, index, gateway, mac).unwrap();

@@ -67,9 +67,9 @@ async fn cell_has_its_own_namespaces_and_ends_with_its_launcher() {
 }
 
 /// Thousands of idle cells share a node. By default containerd's garbage collector wakes hundreds
-/// of times a second where its metadata is in memory.
+/// of times a second if its metadata is in memory.
 #[tokio::test]
-async fn idle_containerd_seldom_wakes() {
+async fn idle_containerd_rarely_wakes() {
     let _watchdog = Watchdog::start(|| {});
     let cell = Cell::launch(3600);
     let containerd = cell.containerd().await;
@@ -123,7 +123,7 @@ async fn failed_launch_writes_its_reason_to_the_console() {
 #[test]
 fn launch_without_go_has_no_effect() {
     let dir = tempfile::tempdir().unwrap();
-    // Standard input is closed without GO, as by a provider that ends.
+    // Standard input is closed without GO, as when the provider ends.
     let output = Command::new(env!("CARGO_BIN_EXE_kiyot-cell"))
         .args(["launch", "--netns", "/proc/self/ns/net", "--cgroup", "kiyot-none", "--dir"])
         .arg(dir.path())
@@ -173,7 +173,7 @@ async fn cell_runs_a_pod() {
     agent.put_blob(tokio_stream::iter(image.parts().remove(0))).await.unwrap();
     let refused = agent.put_blob(tokio_stream::iter(image::corrupt())).await.unwrap_err();
     assert_ne!(refused.code(), Code::Ok);
-    // Another directory than the one of these numbers: containerd unpacks the image.
+    // The directory has other numbers than the request, so containerd unpacks the image.
     let snapshot = image.layer_id();
     let wrong = UnpackedLayer { snapshot, directory: "/etc".into(), ..Default::default() };
     let request = MountLayersRequest { layers: vec![wrong] };
@@ -283,12 +283,12 @@ async fn cell_runs_a_pod() {
     runtime.start_container(StartContainerRequest { container_id: id.clone() }).await.unwrap();
     agent.shutdown(ShutdownRequest {}).await.unwrap();
     watch
-        .until("shutdown has killed it", |view| {
+        .until("shutdown has killed the container", |view| {
             view.state(&id) == Some(ContainerState::ContainerExited)
         })
         .await;
     assert_eq!(watch.view.containers[&id].exit_code, 137);
-    // The sandbox is left to the power-off.
+    // The power-off ends the sandbox.
     let ready = PodSandboxState::SandboxReady as i32;
     assert_eq!(watch.view.sandboxes.get(&sandbox), Some(&ready));
     assert!(link.power_off().is_cancelled());
@@ -408,6 +408,6 @@ impl Watch {
         };
         let waited: Result<(), _> =
             tokio::time::timeout(LIMIT.max(Duration::from_secs(60)), wait).await;
-        assert!(waited.is_ok(), "waited in vain until {what}: {:?}", self.view);
+        assert!(waited.is_ok(), "timeout before {what}: {:?}", self.view);
     }
 }

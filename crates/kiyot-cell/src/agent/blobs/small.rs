@@ -1,8 +1,8 @@
 //! Blobs that are placed in containerd's content store as files.
 //!
-//! containerd takes a blob that its store has by its digest and size, in one message
-//! (`content_sharing_policy = "shared"`, the default). A stream takes four messages and six files,
-//! which is most of the work for a manifest.
+//! containerd accepts a blob whose file is in its store by digest and size, in one message
+//! (`content_sharing_policy = "shared"`, the default). A stream needs four messages and six files,
+//! most of the work for a manifest.
 
 use std::{
     fs::{DirBuilder, File},
@@ -20,7 +20,7 @@ use rustix::{
 };
 use tokio::task::spawn_blocking;
 
-/// Largest blob in bytes that is placed as a file: it is in memory as a whole.
+/// Largest blob that is placed as a file, in bytes: the whole blob is in memory.
 pub(super) const MAX_BYTES: u64 = 1 << 20;
 
 /// Writes the file of a blob below the directory of containerd's content store, under its digest.
@@ -35,16 +35,16 @@ pub(super) async fn place(store: &Path, blob: &str, content: Bytes) -> io::Resul
     spawn_blocking(move || write(&blobs, &hex, &content)).await.map_err(io::Error::other)?
 }
 
-/// Writes a file that has its name only once it is whole.
+/// Writes a file that gets its name only when it is complete.
 fn write(directory: &Path, name: &str, content: &[u8]) -> io::Result<()> {
-    // Mode as containerd's.
+    // The same mode as containerd's directories.
     DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
     let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
     let mut file = File::from(open(directory, flags, Mode::from_raw_mode(0o444))?);
     file.write_all(content)?;
     let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
     match linkat(CWD, unnamed, CWD, beneath(directory, name)?, AtFlags::SYMLINK_FOLLOW) {
-        // A file of this digest is whole too.
+        // An existing file of this digest is complete.
         Ok(()) | Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(error.into()),
     }

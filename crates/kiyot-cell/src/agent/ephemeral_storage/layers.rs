@@ -12,9 +12,9 @@ use crate::agent::{
     runtime::{QUERY_TIMEOUT, Runtime, namespaced, with_timeout},
 };
 
-/// Snapshotters that a cell's containerd is configured with.
+/// Snapshotters with which a cell's containerd may be configured.
 const SNAPSHOTTERS: [&str; 2] = ["overlayfs", "native"];
-/// Upper bound on the layers per snapshotter, those of exited containers included.
+/// Upper bound on the layers per snapshotter, including layers of exited containers.
 const MAX_LAYERS: usize = 1024;
 
 /// Returns the directories of writable layers below containerd's root.
@@ -52,7 +52,7 @@ pub(super) async fn writable(runtime: &Runtime, root: &Path) -> Result<Vec<PathB
                         .filter_map(writable_directory)
                         .filter(|directory| directory.starts_with(root)),
                 ),
-                // The container was removed in between.
+                // The container was removed since the list.
                 Err(status) if status.code() == Code::NotFound => {}
                 Err(status) => return Err(status),
             }

@@ -14,7 +14,7 @@ use super::{FileError, mount_point::fd_path};
 pub(super) fn open(dir: &OwnedFd, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     loop {
-        // EAGAIN means a concurrent rename, after which the lookup is repeated.
+        // EAGAIN means a concurrent rename: the lookup is repeated.
         match openat2(
             dir,
             if path.is_empty() { "." } else { path },

@@ -59,8 +59,8 @@ pub(super) fn tmpfs(root: &OwnedFd, path: &RelPath, wanted: &MountTmpfs) -> Resu
         .map_err(FileError::io("mount", path))
 }
 
-/// Bind-mounts `source` on `path`, which is created as a file or a directory like the source. An
-/// older bind mount of another source is removed first.
+/// Bind-mounts `source` on `path`. Creates `path` as a file or a directory, like the source, and
+/// first removes an older bind mount of another source.
 pub(super) fn bind(root: &OwnedFd, source: &RelPath, path: &RelPath) -> Result<(), FileError> {
     let source_file = beneath::open(root, source.as_str(), OFlags::PATH | OFlags::NOFOLLOW)
         .map_err(FileError::io("open", source))?;
@@ -103,6 +103,6 @@ pub(super) fn bind(root: &OwnedFd, source: &RelPath, path: &RelPath) -> Result<(
 }
 
 fn c_string(text: String) -> CString {
-    // Made of numbers: it contains no NUL.
+    // The text has only numbers, so it contains no NUL.
     CString::new(text).unwrap_or_default()
 }

@@ -253,10 +253,10 @@ fn file_that_is_written_in_place_keeps_its_inode_and_mode() {
     let after = fs::metadata(fixture.pod("hosts")).unwrap();
     assert_eq!((after.ino(), after.mode()), (before.ino(), before.mode()));
     assert_eq!(fs::read(fixture.pod("hosts")).unwrap(), b"one two");
-    // A file without this is replaced.
+    // Without the flag a file is replaced.
     fixture.apply("hosts", write(0o644, b"three", false)).unwrap();
     assert_ne!(fs::metadata(fixture.pod("hosts")).unwrap().ino(), before.ino());
-    // Nothing but a regular file is written, and no link is followed.
+    // Only a regular file is written, and no link is followed.
     fs::write(fixture.temp.path().join("outside/file"), "theirs").unwrap();
     symlink(fixture.temp.path().join("outside/file"), fixture.pod("link")).unwrap();
     fixture.apply("link", in_place(0o644, b"ours", false)).unwrap_err();

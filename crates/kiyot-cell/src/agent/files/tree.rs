@@ -12,7 +12,7 @@ use rustix::{
 
 use super::{FileError, RelPath, beneath, exists, mode_of, set_owner_and_mode};
 
-/// Upper bound on the entries that one change removes. The next removal continues.
+/// Upper bound on the entries that one change removes. A repeated removal continues.
 const MAX_REMOVED_ENTRIES: usize = 1_000_000;
 const DIR: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -44,7 +44,7 @@ pub(super) fn make_parents(root: &OwnedFd, path: &RelPath) -> Result<OwnedFd, Fi
     Ok(dir)
 }
 
-/// Creates a directory. Returns false if it existed.
+/// Creates a directory. Returns whether it was absent.
 fn make_one(dir: &OwnedFd, name: &str, mode: Mode) -> Result<bool, Errno> {
     match mkdirat(dir, name, mode) {
         Ok(()) => Ok(true),

@@ -25,7 +25,7 @@ pub struct FileWriter {
     temporary: Option<TemporaryFile>,
 }
 
-/// The temporary name of a file, which is removed unless it was renamed.
+/// Temporary name of a file. The file is removed unless it was renamed.
 #[derive(Debug)]
 struct TemporaryFile {
     parent: OwnedFd,
@@ -110,8 +110,8 @@ pub(super) fn symlink(dir: &OwnedFd, path: &RelPath, target: &str) -> Result<(),
     })
 }
 
-/// Returns a temporary name that is unique in this run of the agent. A leftover of an earlier run
-/// under that name is removed by the caller.
+/// Returns a temporary name that is unique in this run of the agent. The caller removes a file of
+/// this name that an earlier run left behind.
 fn temporary_name() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     format!("{TEMPORARY_PREFIX}{}", NEXT.fetch_add(1, Ordering::Relaxed))

@@ -29,7 +29,7 @@ struct CallCounts {
     release: Notify,
 }
 
-/// Counts a cancellation when it is dropped.
+/// Counts a cancellation on drop.
 struct CancelProbe(Arc<CallCounts>);
 
 impl Drop for CancelProbe {
@@ -57,7 +57,7 @@ impl Service<Request<Body>> for FakeContainerd {
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let calls = Arc::clone(&self.0);
         Box::pin(async move {
-            // The probe that `Runtime` sends on a new connection.
+            // `Status` is the probe that `Runtime` sends on a new connection.
             if !request.uri().path().ends_with("/Status") {
                 let whole = request.into_body().collect().await;
                 calls.begun.fetch_add(1, Ordering::SeqCst);
@@ -114,7 +114,7 @@ async fn mutating_call_whose_connection_is_lost_completes() {
             (runtime.clone(), Arc::clone(&changing), request(method));
         let call = tokio::spawn(async move { forward(&runtime, &changing, request).await });
         wait_for("the call has begun", || calls.begun.load(Ordering::SeqCst) > before).await;
-        // As when the connection of the call is lost.
+        // Drops the call, as the loss of its connection does.
         call.abort();
         assert!(call.await.unwrap_err().is_cancelled());
     };

@@ -1,4 +1,5 @@
-//! Bounds the disk space of a log whose node doesn't fetch it, or not as fast as it is written.
+//! Bounds the disk space of a log that the node doesn't fetch, or fetches more slowly than it
+//! grows.
 
 use std::{io, os::unix::fs::MetadataExt, path::Path, time::Duration};
 
@@ -42,8 +43,8 @@ fn enforce_all(pod_dir: &Path, kept: u64) {
     }
 }
 
-/// Punches the oldest blocks out of a file that takes more than `kept` bytes on disk. Returns about
-/// how many bytes were freed.
+/// Punches the oldest blocks out of a file that takes more than `kept` bytes on disk. Returns the
+/// approximate number of freed bytes.
 fn trim(file: &Path, kept: u64) -> io::Result<u64> {
     let file = openat(
         CWD,

@@ -23,7 +23,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Publishes the sizes of logs as they change. Never returns.
 pub async fn follow(state: Arc<CellState>, pod_dir: PathBuf) {
-    // The console is bounded: a warning at each scan would leave nothing else in it.
+    // Warns once: the console is bounded, and a warning at each scan would displace all other
+    // lines.
     let mut is_polling = false;
     loop {
         if let Err(error) = watch(&state, &pod_dir, &mut is_polling).await
@@ -36,7 +37,7 @@ pub async fn follow(state: Arc<CellState>, pod_dir: PathBuf) {
     }
 }
 
-/// Follows the directory while it can be watched, which ends the polling.
+/// Follows the directory while it can be watched. Polling ends meanwhile.
 async fn watch(state: &Arc<CellState>, pod_dir: &Path, is_polling: &mut bool) -> io::Result<()> {
     let inotify = Inotify::new()?;
     let log_dir = pod_dir.join(LOG_DIR);
@@ -55,7 +56,7 @@ async fn watch(state: &Arc<CellState>, pod_dir: &Path, is_polling: &mut bool) ->
             })
             .await?;
         if dirs_changed {
-            // Directories that are watched already keep their watch.
+            // A directory that is already watched keeps its watch.
             add(&inotify, &log_dir, 0, &mut 0)?;
         }
         if log_dir_deleted {
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn unwatchable_directory_is_logged_once_and_its_recovery_too() {
+    async fn unwatchable_directory_and_its_recovery_are_logged_once() {
         let temp = tempfile::tempdir().unwrap();
         let log = kiyot_testkit::log::CapturedLog::start();
         let count = |words: &str| log.lines().iter().filter(|line| line.contains(words)).count();

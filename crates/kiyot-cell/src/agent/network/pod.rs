@@ -17,7 +17,7 @@ use tonic::Status;
 
 use super::POD_DEVICE;
 
-/// Smallest MTU of IPv4, and the largest of Linux.
+/// Smallest MTU of IPv4, and largest MTU of Linux.
 const MTU_BYTES: std::ops::RangeInclusive<u32> = 68..=65_536;
 /// File to which the image's /etc/resolv.conf links.
 const RESOLV_CONF: &str = "/run/resolv.conf";
@@ -133,7 +133,7 @@ impl Settings {
             .map_err(|error| ("find the pod's device", error.into()))?;
         link::configure(&socket, index, self.mac.0, self.mtu)
             .map_err(step("set the pod's device up"))?;
-        // A sysctl of the pod may have disabled it, if the call is repeated.
+        // In a repeated call, a sysctl of the pod may have disabled IPv6.
         let takes_v6 = !is_v6_disabled();
         let is_taken = |address: &IpAddr| takes_v6 || address.is_ipv4();
         for (address, prefix_len) in self.addresses.iter().filter(|(address, _)| is_taken(address))
@@ -153,7 +153,7 @@ impl Settings {
     }
 }
 
-/// Returns true if the pod's device takes no IPv6 address.
+/// Returns whether IPv6 is disabled on the pod's device.
 fn is_v6_disabled() -> bool {
     let path = format!("/proc/sys/net/ipv6/conf/{POD_DEVICE}/disable_ipv6");
     fs::read_to_string(path).is_ok_and(|value| value.trim() != "0")

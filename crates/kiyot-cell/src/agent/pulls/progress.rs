@@ -4,18 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Prefix of the labels that reference another blob.
 const GC_REF_LABEL: &str = "containerd.io/gc.ref.content";
-/// Prefix of the label that lists the repositories that a blob came from. It is followed by the
-/// host without its port (containerd, docker.AppendDistributionSourceLabel). A manifest, even one
-/// that exists already, gets it after its reference labels and before its layers are fetched.
+/// Prefix of the label that lists the source repositories of a blob. The host without its port
+/// follows the prefix (containerd, docker.AppendDistributionSourceLabel). A manifest, even one that
+/// exists already, gets it after its reference labels and before its layers are fetched.
 const SOURCE_LABEL: &str = "containerd.io/distribution.source.";
 
 /// Update time of a manifest or its labels by containerd's clock: seconds and nanoseconds.
 pub(super) type UpdatedAt = (i64, i32);
 
-/// Returns the repository of an image reference as it is in labels: host without port, and path.
+/// Returns the repository of an image reference in the form of labels: host without port, and path.
 fn repository(image: &str) -> String {
     let named = image.split_once('@').map_or(image, |(named, _)| named);
-    // A colon after the last slash separates the tag; one before it, the port.
+    // A colon after the last slash separates the tag; a colon before it separates the port.
     let named = named
         .rsplit_once(':')
         .filter(|(_, tag)| !tag.contains('/'))
@@ -36,7 +36,7 @@ pub(super) struct ManifestLabels {
     changed: UpdatedAt,
     /// Digests of the referenced blobs.
     references: BTreeSet<String>,
-    /// Repositories that the manifest came from, with their hosts.
+    /// Source repositories of the manifest, with their hosts.
     sources: BTreeSet<String>,
 }
 
@@ -57,7 +57,7 @@ impl ManifestLabels {
     }
 }
 
-/// The part of the content store that shows the progress of pulls.
+/// Part of the content store that shows the progress of pulls.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ContentSnapshot {
     /// Manifests by digest.
@@ -90,7 +90,8 @@ pub(super) struct Progress {
     baseline: Option<Baseline>,
     /// Ingests left by an earlier pull, until they change.
     stale: BTreeMap<String, i64>,
-    /// References of the manifests that have arrived since, of this pull and of other repositories.
+    /// References of manifests that have arrived since the pull began, by this pull or by other
+    /// repositories.
     wanted: BTreeSet<String>,
     foreign: BTreeSet<String>,
     last: Option<ContentSnapshot>,
@@ -123,8 +124,9 @@ impl Progress {
         self.repository.is_empty() || manifest.sources.contains(&self.repository)
     }
 
-    /// Compares a snapshot with the one before. Returns the manifests that have arrived since (at
-    /// the first snapshot, since the pull began), and whether a blob of the pull is being fetched.
+    /// Compares a snapshot with the previous snapshot. Returns the manifests that have arrived
+    /// since (at the first snapshot, since the pull began), and whether a blob of the pull is being
+    /// fetched.
     pub(super) fn observe(&mut self, store: &ContentSnapshot) -> (Vec<String>, bool) {
         let before = self.last.replace(store.clone()).unwrap_or_else(|| self.begin(store));
         let mut new = Vec::new();

@@ -1,6 +1,6 @@
 //! Proxies for the pulls of a machine of the cell's own: variables of its containerd's environment.
 //!
-//! containerd reads them once, so that it is restarted when they change. Nothing runs in it yet.
+//! containerd reads the variables once, so it is restarted when they change. No container runs yet.
 
 use std::{
     collections::HashMap,
@@ -49,8 +49,8 @@ pub fn replace(owns_machine: bool, proxies: &HashMap<String, String>) -> Result<
     change(Path::new(CONTAINERD_ENVIRONMENT), &content, end).map_err(failed)
 }
 
-/// Writes the file and ends containerd, unless the file has this content. A call that is repeated
-/// while another runs, whose caller may have ended, waits for it.
+/// Writes the file and ends containerd, unless the file has this content. A repeated call waits for
+/// a running call, whose caller may have been cancelled.
 fn change(path: &Path, content: &str, end: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
     static CHANGES: Mutex<()> = Mutex::new(());
     let _alone = CHANGES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -58,7 +58,7 @@ fn change(path: &Path, content: &str, end: impl FnOnce() -> io::Result<()>) -> i
         return Ok(());
     }
     end().inspect_err(|_| {
-        // Otherwise the next call would take it for done.
+        // Otherwise the next call would skip the restart.
         let _ = fs::remove_file(path);
     })
 }
@@ -89,7 +89,7 @@ fn render(proxies: &HashMap<String, String>) -> Result<String, Status> {
     Ok(lines)
 }
 
-/// Writes the file. Returns false if it has this content.
+/// Writes the file. Returns whether its content has changed.
 fn write(path: &Path, content: &str) -> io::Result<bool> {
     if fs::read(path).is_ok_and(|written| written == content.as_bytes()) {
         return Ok(false);
@@ -101,8 +101,8 @@ fn write(path: &Path, content: &str) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Ends the process that listens on a socket, and waits for its end. One that is just starting has
-/// read its environment, and is waited for.
+/// Ends the process that listens on a socket, and waits for its end. Waits for a starting process
+/// too, because it has already read its environment.
 fn end_containerd(socket: &Path) -> io::Result<()> {
     let deadline = Instant::now() + START_TIMEOUT;
     let stream = loop {
@@ -114,7 +114,7 @@ fn end_containerd(socket: &Path) -> io::Result<()> {
     };
     let peer = socket_peercred(&stream)?.pid;
     let handle = pidfd_open(peer, PidfdFlags::empty())?;
-    // Nothing runs in it, and one that is starting does not end by SIGTERM.
+    // No container runs yet, and a starting containerd does not end by SIGTERM.
     pidfd_send_signal(&handle, Signal::KILL)?;
     let timeout = Timespec::try_from(END_TIMEOUT).map_err(io::Error::other)?;
     if poll(&mut [PollFd::new(&handle, PollFlags::IN)], Some(&timeout))? == 0 {
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn containerd_is_ended_again_after_a_failure_and_only_then() {
+    fn containerd_is_ended_again_only_after_a_failure() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("environment");
         let failed = || Err(io::Error::other("containerd did not end"));
@@ -167,8 +167,8 @@ mod tests {
     }
 
     #[test]
-    fn repeated_change_waits_for_the_running_one() {
-        /// Time for a call that does not wait to return.
+    fn repeated_change_waits_for_the_running_change() {
+        /// Time within which a call that does not wait returns.
         const NO_WAIT: Duration = Duration::from_millis(200);
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("environment");

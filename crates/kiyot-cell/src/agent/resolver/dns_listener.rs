@@ -1,8 +1,8 @@
-//! Sockets of the name servers in the cell: a veth pair leads to a network namespace that contains
-//! nothing else.
+//! Sockets of the name servers in the cell, in a separate network namespace at the end of a veth
+//! pair.
 //!
 //! So the pod's own network stays untouched: the pod may listen on port 53 of all its addresses.
-//! The sockets are the only references to the namespace, so it and the link end with the agent.
+//! Only the sockets refer to the namespace, so the namespace and the link end with the agent.
 
 use std::{
     fs::File,
@@ -43,7 +43,8 @@ pub(super) struct DnsListener {
     pub(super) tcp: TcpListener,
 }
 
-/// Creates the link and the sockets of so many name servers. Removes the link of an earlier agent.
+/// Creates the link and the sockets of `servers` name servers. Removes the link of an earlier
+/// agent.
 pub(super) fn open(servers: usize) -> io::Result<Vec<DnsListener>> {
     // unshare(2) affects this thread only, which ends with the call.
     let thread = thread::spawn(move || open_in_new_namespace(servers));

@@ -20,7 +20,7 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct LinkSupervisor {
     /// A netlink socket. It receives datagrams, and tokio has no type for netlink.
     changes: UnixDatagram,
-    /// Recreates the link if it is absent. Returns true if it was.
+    /// Recreates the link if it is absent. Returns whether it was absent.
     restore: fn(&Arc<Resolver>) -> io::Result<bool>,
 }
 
@@ -33,8 +33,8 @@ impl LinkSupervisor {
         Ok(Self { changes: UnixDatagram::from_std(socket)?, restore: restore_link })
     }
 
-    /// Recreates the link whenever it is absent. A failed attempt is repeated without a link
-    /// change, as its cause (for example EMFILE) may cause none.
+    /// Recreates the link whenever it is absent. A failed attempt is repeated even without a link
+    /// change, because the end of its cause (for example EMFILE) may change no link.
     pub(super) async fn run(self, resolver: Weak<Resolver>) {
         let mut retry = false;
         loop {
@@ -78,7 +78,7 @@ impl LinkSupervisor {
     }
 }
 
-/// Recreates the link if it is absent. Returns true if it was.
+/// Recreates the link if it is absent. Returns whether it was absent.
 fn restore_link(resolver: &Arc<Resolver>) -> io::Result<bool> {
     match name_to_index(netlink::route_socket()?, DEVICE) {
         Err(Errno::NODEV) => resolver.reopen().map(|()| true),
@@ -112,17 +112,17 @@ mod tests {
         let keeping =
             tokio::spawn(LinkSupervisor { changes, restore }.run(Arc::downgrade(&resolver)));
         sleep(100 * CHECK_INTERVAL).await;
-        // Returns when the link was looked at after a removal, in tenths of a second.
+        // Returns when the link was checked after a removal, in tenths of a second.
         let remove = async |wait: Duration| {
             let removed = Instant::now();
-            kernel.send(b"a link is gone").await.unwrap();
+            kernel.send(b"link deleted").await.unwrap();
             sleep(wait).await;
             let looks = std::mem::take(&mut *LOOKS.lock().unwrap());
             looks.iter().map(|at| (*at - removed).as_millis() / 100).collect::<Vec<_>>()
         };
         let retried = remove(Duration::from_millis(2_500)).await;
         assert_eq!(retried, [0, 10, 20], "until it succeeds");
-        // Half a second after the last look.
+        // This removal is half a second after the last check.
         let again = remove(100 * CHECK_INTERVAL).await;
         assert_eq!(again, [5], "once within a second");
         keeping.abort();

@@ -17,7 +17,8 @@ use super::{MAX_TCP_CONNECTIONS, MAX_UDP_MESSAGE_BYTES, MAX_UDP_QUERIES, Query, 
 
 /// Queries buffered for the uplink.
 const QUEUED_QUERIES: usize = 4;
-/// Upper bound on tracked queries: all live ones, and as many whose timeout was not noticed yet.
+/// Upper bound on tracked queries: all live queries, and as many timed-out queries that were not
+/// noticed yet.
 const MAX_PENDING: usize = 2 * (MAX_UDP_QUERIES + MAX_TCP_CONNECTIONS);
 
 /// Unanswered queries by id.
@@ -46,7 +47,7 @@ impl Pending {
 
 impl Resolver {
     /// Takes over the queries of the previous call, which ends with ABORTED. Creates the listeners
-    /// if the agent has been restarted.
+    /// again after a restart of the agent.
     pub async fn resolve(
         self: Arc<Self>,
         mut answers: impl Stream<Item = Result<NameAnswer, Status>> + Send + Unpin + 'static,

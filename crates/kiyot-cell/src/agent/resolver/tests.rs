@@ -79,7 +79,7 @@ async fn connection_waits_until_claimed() {
     let mut query = [0; 5];
     taken.read_exact(&mut query).await.unwrap();
     assert_eq!(&query, b"query");
-    // A connection that is refused is closed.
+    // The daemon refuses this connection, which closes it.
     let mut other = TcpStream::connect(tcp).await.unwrap();
     answer(&mut call, b"").await;
     assert_eq!(other.read(&mut [0; 8]).await.unwrap(), 0);
@@ -135,7 +135,7 @@ async fn connection_to_a_name_server_ends_with_its_listener() {
 }
 
 #[tokio::test]
-async fn new_resolve_call_replaces_the_previous() {
+async fn new_resolve_call_replaces_the_previous_call() {
     let (resolver, udp, _) = resolver().await;
     let mut first = call(&resolver).await;
     let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();

@@ -55,7 +55,7 @@ fn state_before_first_list_has_no_events() {
 
 /// Verifies U1.
 #[test]
-fn sandbox_of_a_rehearsal_is_not_the_pods() {
+fn sandbox_of_a_rehearsal_is_not_the_pods_sandbox() {
     let sandbox = |id: &str, namespace: &str| PodSandboxStatus {
         id: id.into(),
         metadata: Some(PodSandboxMetadata { namespace: namespace.into(), ..Default::default() }),
@@ -107,7 +107,7 @@ fn step() -> impl Strategy<Value = (BTreeMap<u8, i32>, u64, bool)> {
 }
 
 proptest! {
-    /// At each read, a watcher's view equals the state, and no change is sent twice.
+    /// Compares a watcher's view with the state at each read. No change is sent twice.
     #[test]
     fn watcher_view_equals_state(steps in proptest::collection::vec(step(), 1..40)) {
         let state = CellState::default();
