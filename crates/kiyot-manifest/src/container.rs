@@ -23,18 +23,18 @@ const TERMINATION_MESSAGE_POLICY: &str = "File";
 pub struct Container {
     /// Name in the pod.
     pub name: String,
-    /// Image, as the user names it.
+    /// Image, by the user's name for it.
     pub image: String,
-    /// Command, instead of the image's entry point.
+    /// Command that replaces the image's entry point.
     pub command: Vec<String>,
-    /// Arguments, instead of the image's.
+    /// Arguments that replace the image's.
     pub args: Vec<String>,
     /// Working directory.
     pub working_dir: String,
     /// Variables, in order; they may refer to earlier variables. A later variable of the same
     /// name wins.
     pub env: Vec<(String, String)>,
-    /// Variables of `env` without a value of their own.
+    /// Variables of `env` whose values come from a source.
     pub env_sources: Vec<EnvSource>,
     /// Requests and limits.
     pub resources: Resources,
@@ -54,9 +54,9 @@ pub struct Container {
     pub tty: bool,
     /// `terminationMessagePath`
     pub termination_message_path: String,
-    /// Set if `terminationMessagePolicy` falls back to the log.
+    /// `terminationMessagePolicy`
     pub termination_message_policy: String,
-    /// Set for a sidecar: its own `restartPolicy` is `Always`.
+    /// True for a sidecar, an init container with `restartPolicy: Always`.
     pub always_restarts: bool,
 }
 
@@ -116,7 +116,8 @@ impl Container {
 }
 
 impl Container {
-    /// Returns the bytes of its variables, command and arguments once each `$(NAME)` is replaced.
+    /// Returns the size in bytes of its variables, command and arguments after each `$(NAME)` is
+    /// replaced.
     pub(super) fn expanded_bytes(&self) -> u64 {
         let mut variables: HashMap<&str, u64> = HashMap::new();
         let mut all: u64 = 0;

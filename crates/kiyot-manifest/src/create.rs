@@ -1,5 +1,4 @@
-//! The `ContainerConfig` of CreateContainer, as
-//! pkg/kubelet/kuberuntime/kuberuntime_container.go makes it.
+//! `ContainerConfig` of CreateContainer, as in pkg/kubelet/kuberuntime/kuberuntime_container.go.
 
 use std::{
     collections::HashMap,
@@ -247,7 +246,7 @@ impl Pod {
     }
 }
 
-/// Returns 8 hexadecimal digits of a text's hash.
+/// Returns the first 8 hexadecimal digits of a text's hash.
 fn short_hash(text: &str) -> String {
     hex::encode(&digest(&SHA256, text.as_bytes()).as_ref()[..4])
 }

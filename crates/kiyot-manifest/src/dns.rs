@@ -12,7 +12,7 @@ pub enum DnsPolicy {
     ClusterFirstWithHostNet,
     /// The node's resolv.conf.
     Default,
-    /// `dnsConfig` alone.
+    /// Only `dnsConfig`.
     None,
 }
 

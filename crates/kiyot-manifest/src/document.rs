@@ -7,15 +7,16 @@ use kiyot_values::problems::shown;
 use super::{WorkloadKind, place::Place};
 use crate::files::Object;
 
-/// Characters of kind, namespace and name of a document that is skipped: those of a DNS name.
+/// Limit on the shown characters of a skipped document's kind, namespace and name: the length of a
+/// DNS name.
 const SHOWN_CHARS: usize = 253;
 /// Version of the kinds without a group.
 const CORE: &str = "v1";
-/// Groups of workloads, today and in versions that are no longer served.
+/// Groups of workloads, in served and in removed versions.
 const WORKLOAD_GROUPS: [&str; 4] = ["", "apps", "batch", "extensions"];
 /// Ending of the groups of Kubernetes itself.
 const KUBERNETES_GROUP: &str = ".k8s.io";
-/// Groups of Kubernetes itself without this ending.
+/// Groups of Kubernetes itself without the ending [`KUBERNETES_GROUP`].
 const KUBERNETES_GROUPS: [&str; 6] = ["", "apps", "autoscaling", "batch", "extensions", "policy"];
 
 /// Kind of an object that is read.
@@ -26,7 +27,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// Returns a kind with its version.
+    /// Returns the kind with this name, and its version.
     fn of(name: &str) -> Option<(Self, &'static str)> {
         if name == "Pod" {
             return Some((Self::Pod, CORE));
@@ -45,11 +46,11 @@ pub struct Skipped {
     pub namespace: String,
     /// Name; empty if absent.
     pub name: String,
-    /// Set for a kind that Kubernetes defines itself.
+    /// True for a kind that Kubernetes itself defines.
     pub is_of_kubernetes: bool,
 }
 
-/// Object with a problem, which is reported.
+/// Object whose problem is reported.
 #[derive(Debug)]
 pub(super) struct Reported;
 
@@ -69,7 +70,7 @@ impl fmt::Display for Skipped {
     }
 }
 
-/// Returns the kind of an object with pods. The version is reported if it is no longer served.
+/// Returns the kind of an object with pods. Reports a version that is no longer served.
 pub(super) fn kind_of(object: &Object, at: &Place<'_>) -> Result<Option<Kind>, Reported> {
     let Some((kind, expected)) = Kind::of(&object.kind) else { return Ok(None) };
     if object.version == expected {
@@ -90,7 +91,7 @@ fn group(version: &str) -> &str {
 }
 
 impl Skipped {
-    /// Reads the identity of an object without pods, and nothing else.
+    /// Reads only the identity of an object without pods.
     pub(super) fn of(object: &Object) -> Self {
         let text = |key| {
             let text =

@@ -1,10 +1,10 @@
-//! Environment variables of a container, as pkg/kubelet/kubelet_pods.go makes them.
+//! Environment variables of a container, as in pkg/kubelet/kubelet_pods.go.
 
 use k8s_openapi::api::core::v1::{EnvVar, EnvVarSource, ResourceFieldSelector};
 
 use super::place::Place;
 
-/// Variable whose value the kubelet reads when it makes the container.
+/// Variable whose value the kubelet reads when it creates the container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EnvSource {
     /// Name of the variable.
@@ -13,14 +13,14 @@ pub struct EnvSource {
     pub kind: SourceKind,
 }
 
-/// Source of a variable's value, but ConfigMaps and Secrets.
+/// Source of a variable's value, except ConfigMaps and Secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SourceKind {
     /// `fieldPath` of a field of the pod.
     Field(String),
     /// File in a volume (`fileKeyRef`), with `optional`.
     File {
-        /// Set if the variable may be absent.
+        /// True if the variable may be absent.
         is_optional: bool,
     },
     /// Request or limit.
@@ -30,7 +30,7 @@ pub enum SourceKind {
 /// Request or limit of a container (`resourceFieldRef`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResourceField {
-    /// Name of the container; `None` for that of the variable.
+    /// Name of the container; `None` for the container of the variable.
     pub container: Option<String>,
     /// Name of the request or limit, such as `limits.cpu`.
     pub resource: String,
@@ -43,8 +43,8 @@ impl ResourceField {
     }
 }
 
-/// Reads a variable of `env` with a value. Those with a source have none before the container is
-/// made, and are left out, as those of `envFrom` are.
+/// Reads a variable of `env` with a value. Returns `None` for a variable with a source, because it
+/// has no value before the container is created. Variables of `envFrom` are omitted too.
 pub(super) fn read(at: Place<'_>, variable: &EnvVar) -> Option<(String, String)> {
     let name = at.need("name", Some(&*variable.name), "a variable's name")?.text()?;
     variable.value_from.is_none().then(|| (name, variable.value.clone().unwrap_or_default()))

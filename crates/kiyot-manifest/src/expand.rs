@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 /// Part of a text.
 enum Part<'t> {
-    /// Text that stays.
+    /// Unchanged text.
     Text(&'t str),
     /// Name in `$(NAME)`.
     Reference(&'t str),
@@ -24,8 +24,8 @@ pub fn expand(text: &str, variables: &HashMap<String, String>) -> String {
     expanded
 }
 
-/// Returns the bytes of a text that [`expand`] would return, for variables with these bytes. Takes
-/// no memory: variables that refer to each other double at each step.
+/// Returns the number of bytes that [`expand`] would return, for variables of these sizes.
+/// Allocates nothing: variables that refer to each other double at each step.
 pub(super) fn expanded_bytes(text: &str, variables: &HashMap<&str, u64>) -> u64 {
     let mut bytes: u64 = 0;
     split(text, |part| {
@@ -43,7 +43,8 @@ pub(super) fn expanded_bytes(text: &str, variables: &HashMap<&str, u64>) -> u64 
 /// Calls `each` with the parts of a text, in order.
 fn split<'t>(text: &'t str, mut each: impl FnMut(Part<'t>)) {
     let mut rest = text;
-    // Without it, each `$(` after the last `)` would be sought to the end.
+    // Without this position, the search for `)` would run to the end for each `$(` after the last
+    // `)`.
     let closed = text.rfind(')').unwrap_or_default();
     while let Some(at) = rest.find('$') {
         each(Part::Text(&rest[..at]));
@@ -100,7 +101,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_of_arbitrary_text_are_those_of_its_expansion(text in "[$()AB é]{0,40}") {
+        fn expanded_bytes_of_arbitrary_text_equal_its_expansion(text in "[$()AB é]{0,40}") {
             let expanded = expand(&text, &HashMap::from([("A".to_owned(), "$(B)".to_owned())]));
             let bytes = expanded_bytes(&text, &HashMap::from([("A", 4)]));
             prop_assert_eq!(bytes, expanded.len() as u64);

@@ -12,10 +12,10 @@ mod objects;
 pub use documents::MAX_DOCUMENTS;
 pub use objects::{Malformed, Object, Objects};
 
-/// Largest file, in bytes. A longer one is returned with a character more, which its parser
-/// reports.
+/// Largest file, in bytes. A longer file is returned with one character beyond the limit, so that
+/// its parser reports it.
 pub const MAX_FILE_BYTES: usize = 4 * 1024 * 1024;
-/// Bytes that are read of a file: a character above the limit at least.
+/// Limit on the bytes read from a file: room for at least one character beyond [`MAX_FILE_BYTES`].
 const MAX_READ_BYTES: usize = MAX_FILE_BYTES + 4;
 /// File name of the standard input.
 const STDIN: &str = "-";
@@ -31,14 +31,14 @@ const MAX_NAME_BYTES: usize = 4096;
 /// File of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct File {
-    /// Path, by which problems name it.
+    /// Path, which problems show.
     pub name: String,
     /// YAML or JSON.
     pub text: String,
 }
 
-/// Reads files, in order. `stdin` is the standard input. The error names the file, and what is
-/// allowed.
+/// Reads files, in order. `stdin` is the standard input. The error has the file's name and the
+/// allowed values.
 pub fn read(names: &[PathBuf], stdin: &mut dyn Read) -> Result<Vec<File>, String> {
     let mut paths = Vec::new();
     for name in names {
@@ -55,19 +55,21 @@ pub fn read(names: &[PathBuf], stdin: &mut dyn Read) -> Result<Vec<File>, String
         let text = read_file(&path, stdin).map_err(|error| unreadable(&path, &error))?;
         bytes += text.len();
         if bytes > MAX_TOTAL_BYTES {
-            return Err(format!("-f names more than {MAX_TOTAL_BYTES} bytes; allowed: as many"));
+            return Err(format!(
+                "-f names more than {MAX_TOTAL_BYTES} bytes; allowed: {MAX_TOTAL_BYTES}"
+            ));
         }
         files.push(File { name: path.display().to_string(), text });
     }
     Ok(files)
 }
 
-/// Checks the number of files and the lengths of their names. The error says what they break.
+/// Checks the number of files and the lengths of their names. The error is the broken rule.
 pub fn check(files: &[File]) -> Result<(), String> {
     check_number(files.len())?;
     match files.iter().map(|file| file.name.len()).max() {
         Some(bytes) if bytes > MAX_NAME_BYTES => {
-            Err(format!("names a file by {bytes} bytes; allowed: {MAX_NAME_BYTES}"))
+            Err(format!("has a file name of {bytes} bytes; allowed: {MAX_NAME_BYTES}"))
         }
         _ => Ok(()),
     }
@@ -84,7 +86,7 @@ fn unreadable(path: &Path, error: &io::Error) -> String {
     format!("{}: can't be read: {error}", path.display())
 }
 
-/// Returns the files of a directory but not of those below it, sorted by name.
+/// Returns the files of a directory, without those of its subdirectories, sorted by name.
 fn files_of(directory: &Path) -> Result<Vec<PathBuf>, String> {
     let mut files = Vec::new();
     for entry in fs::read_dir(directory).map_err(|error| unreadable(directory, &error))? {
@@ -114,7 +116,7 @@ fn read_file(path: &Path, stdin: &mut dyn Read) -> io::Result<String> {
     read_text(fs::File::open(path)?)
 }
 
-/// Reads a text, up to the first end of a character above the limit.
+/// Reads a text, up to the first character boundary beyond the limit.
 fn read_text(file: impl Read) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.take(MAX_READ_BYTES as u64).read_to_end(&mut bytes)?;
@@ -122,7 +124,7 @@ fn read_text(file: impl Read) -> io::Result<String> {
         && bytes.len() == MAX_READ_BYTES
         && error.error_len().is_none()
     {
-        // The last character is cut.
+        // The last character is incomplete.
         bytes.truncate(error.valid_up_to());
     }
     let mut text = String::from_utf8(bytes).map_err(|error| {
@@ -149,7 +151,7 @@ mod tests {
 
     /// Verifies M8.
     #[test]
-    fn directory_is_read_by_ending_and_not_below() {
+    fn directory_is_read_by_ending_without_subdirectories() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
         fs::create_dir_all(path.join("below.yaml")).unwrap();
@@ -158,7 +160,7 @@ mod tests {
         }
         let read_names = |names_of: &[PathBuf]| names(&read(names_of).unwrap(), path);
         assert_eq!(read_names(&[path.to_owned()]), ["a.yaml", "b.yml", "c.json"]);
-        // A file that is named is read whatever its ending is.
+        // A named file is read with any ending.
         assert_eq!(read_names(&[path.join("d.txt"), path.join("a.yaml")]), ["d.txt", "a.yaml"]);
         assert!(read(&[path.join("absent")]).unwrap_err().contains("absent: can't be read"));
         let empty = tempfile::tempdir().unwrap();

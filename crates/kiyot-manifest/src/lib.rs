@@ -1,9 +1,9 @@
 //! Kubernetes YAML and JSON as the CRI messages that a kubelet would send.
 //!
-//! Objects are read as the types of the Kubernetes API, and fields that these don't have are noted.
-//! The fields that shape the messages are checked further; the others have no effect.
+//! Objects are read as the types of the Kubernetes API, and fields that are unknown to these types
+//! are noted. The fields that shape the messages are checked further; the others have no effect.
 //! Workloads are read as the pods of their templates. Variables, files and credentials from
-//! ConfigMaps and Secrets are left out.
+//! ConfigMaps and Secrets are omitted.
 
 use kiyot_values::problems::{Problem, Problems, Report};
 use serde_json::Value;
@@ -46,9 +46,10 @@ use document::Kind;
 use files::{MAX_FILE_BYTES, Malformed, Object, Objects};
 use place::Place;
 
-/// Most notes on unknown fields of a pod, or of refused ones; others are counted.
+/// Most notes on unknown fields of a pod, or of all refused objects; further fields are only
+/// counted.
 const MAX_NOTES: usize = 20;
-/// Characters of a file's name that problems show.
+/// Limit on the characters of a file's name that problems show.
 const SHOWN_NAME_CHARS: usize = 120;
 
 /// Contents of a manifest.
@@ -78,8 +79,8 @@ pub fn parse_files(files: &[File]) -> Result<Manifest, Problems> {
     report.finish(name, manifest).map_err(|problems| problems.with_notes(notes(unknown)))
 }
 
-/// Reads the texts of files. Of several files, each problem names its own. Adds the fields that are
-/// unknown in refused objects.
+/// Reads the texts of files. If there are several files, each problem names its file. Adds the
+/// unknown fields of refused objects to `unknown`.
 fn read(files: &[File], report: &Report, unknown: &Report, manifest: &mut Manifest) {
     let mut objects = Objects::default();
     for file in files {
@@ -101,11 +102,11 @@ fn read(files: &[File], report: &Report, unknown: &Report, manifest: &mut Manife
     }
 }
 
-/// Reads an object: a pod, a workload with its pod, or one that is skipped.
+/// Reads an object: a pod, a workload with its pod, or an object to skip.
 fn read_object(at: &Place<'_>, mut object: Object, unknown: &Report, manifest: &mut Manifest) {
     let Ok(kind) = document::kind_of(&object, at) else { return };
     let Some(kind) = kind else { return manifest.skipped.push(Skipped::of(&object)) };
-    // The API server's.
+    // The API server writes `status`.
     object.fields.remove("status");
     if let Some(Value::Object(metadata)) = object.fields.get_mut("metadata") {
         metadata.remove("managedFields");
@@ -132,7 +133,7 @@ fn notes(unknown: Report) -> Vec<String> {
     notes
 }
 
-/// Returns a file's name, without the beginning of a long one.
+/// Returns a file's name; a long name loses its beginning.
 fn shown_name(name: &str) -> String {
     match name.char_indices().nth_back(SHOWN_NAME_CHARS) {
         Some((at, cut)) => format!("…{}", &name[at + cut.len_utf8()..]),

@@ -18,7 +18,7 @@ pub struct VolumeMount {
     pub sub_path: Option<String>,
     /// `readOnly`
     pub read_only: bool,
-    /// Set for `recursiveReadOnly: Enabled`.
+    /// True for `recursiveReadOnly: Enabled`.
     pub recursive_read_only: bool,
     /// `mountPropagation`
     pub propagation: MountPropagation,

@@ -13,7 +13,7 @@ pub struct Node {
     pub pod_logs_dir: PathBuf,
     /// Cgroup driver.
     pub cgroup_driver: CgroupDriver,
-    /// Memory in bytes, which OOM scores depend on.
+    /// Memory in bytes, from which OOM scores are computed.
     pub memory_bytes: u64,
     /// The cluster's DNS servers.
     pub cluster_dns: Vec<String>,
@@ -87,7 +87,7 @@ impl Node {
     }
 }
 
-/// Returns a path as a text. Paths of a node are made of texts, so that nothing is lost.
+/// Returns a path as text. The conversion is lossless, because a node's paths are built from texts.
 pub(super) fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

@@ -16,7 +16,7 @@ impl<'r> Place<'r> {
         Self { at: at.into(), report }
     }
 
-    /// Returns the path of keys.
+    /// Returns the place as a path of keys.
     pub(super) fn at(&self) -> &str {
         &self.at
     }
@@ -56,7 +56,7 @@ impl<'r> Place<'r> {
         field
     }
 
-    /// Reads the items of a list with their places, without those that are refused.
+    /// Reads the items of a list with their places, and omits refused items.
     pub(super) fn items<T, U>(
         &self,
         key: &str,

@@ -6,7 +6,7 @@ use super::{PluginVolume, VolumeKind, place::Place};
 
 /// Longest name of an image in a volume, in bytes: each mount repeats it.
 const MAX_REFERENCE_BYTES: usize = 4096;
-/// Plugin of almost all claims, and of the drivers that replaced those in the kubelet.
+/// Plugin of almost all claims, and of the drivers that replaced the kubelet's own.
 const CSI: &str = "kubernetes.io~csi";
 
 /// Volume of a StatefulSet's claim.

@@ -12,9 +12,8 @@ use super::{
 
 const DEFAULT_GRACE_SECS: i64 = 30;
 
-/// Bounds variables, command and arguments of a container in bytes, once each `$(NAME)` is
-/// replaced: more than Linux passes to a program by default (`_STK_LIM / 4` is 2 MiB, of which each
-/// text takes at least a pointer).
+/// Most bytes of a container's variables, command and arguments after each `$(NAME)` is replaced.
+/// Linux's default limit for a program is 2 MiB (`_STK_LIM / 4`), with a pointer for each text.
 const MAX_EXPANDED_BYTES: u64 = 1024 * 1024;
 
 /// Pod.
@@ -40,7 +39,7 @@ pub struct Pod {
     pub share_process_namespace: bool,
     /// `hostname`
     pub hostname: Option<String>,
-    /// `runtimeClassName`, which is also its handler's name.
+    /// `runtimeClassName`, which is also the handler's name.
     pub runtime_class: Option<String>,
     /// `dnsPolicy`
     pub dns_policy: DnsPolicy,
@@ -52,18 +51,18 @@ pub struct Pod {
     pub security: api::PodSecurityContext,
     /// `overhead`
     pub overhead: Resources,
-    /// `resources`: of the pod itself, without the API server's defaults.
+    /// `resources` of the pod itself, without the API server's defaults.
     pub own_resources: Resources,
-    /// Names of its `resourceClaims`.
+    /// Names of the pod's `resourceClaims`.
     pub claims: Vec<String>,
-    /// Workload that makes it; `None` for a Pod.
+    /// Workload that creates the pod; `None` for a Pod.
     pub workload: Option<Workload>,
-    /// Fields of its document that Kubernetes does not know, with their places.
+    /// Notes on fields that Kubernetes does not know, with their places.
     pub notes: Vec<String>,
 }
 
 impl Pod {
-    /// Returns its QoS class.
+    /// Returns the pod's QoS class.
     pub fn qos_class(&self) -> QosClass {
         let own = &self.own_resources;
         if own.is_empty() {
@@ -71,15 +70,15 @@ impl Pod {
                 self.all_containers().map(|container| &container.resources),
             );
         }
-        // Limits of containers do not count beside those of the pod.
+        // If the pod has limits, its containers' limits do not count.
         let Resources { cpu_request, memory_request, .. } = self.resources();
         let own = Resources { cpu_request, memory_request, ..own.clone() };
         resources::class_of([&own].into_iter())
     }
 
-    /// Returns its resources: its own, and else the most that run together, as the scheduler sums
-    /// them (`PodRequests` and `PodLimits` of k8s.io/component-helpers). Sidecars run beside all
-    /// that follows them.
+    /// Returns the pod's resources: its own, or otherwise the largest sum of containers that run
+    /// together, as in the scheduler (`PodRequests` and `PodLimits` of k8s.io/component-helpers). A
+    /// sidecar runs beside all containers that follow it.
     pub fn resources(&self) -> Resources {
         self.sum(Resources::clone)
     }
@@ -100,8 +99,8 @@ impl Pod {
             .of_pod(&self.own_resources)
     }
 
-    /// Returns its resources without limits that leave a container out, and with requests that
-    /// extended resources stand for.
+    /// Returns the pod's resources without limits that some container lacks, and with the requests
+    /// that extended resources imply.
     pub fn complete_resources(&self) -> Resources {
         let all = |limit: fn(&Resources) -> Option<u64>| {
             limit(&self.own_resources).is_some()
@@ -115,13 +114,13 @@ impl Pod {
         }
     }
 
-    /// Returns the name of its first resource of GPUs.
+    /// Returns the name of the pod's first GPU resource.
     pub fn gpus(&self) -> Option<String> {
         let mut extended = self.resources().extended.into_iter();
         extended.find(|(name, amount)| *amount > 0 && is_gpu(name)).map(|(name, _)| name)
     }
 
-    /// Returns its init containers and containers.
+    /// Returns the init containers and containers.
     pub fn all_containers(&self) -> impl Iterator<Item = &Container> + Clone {
         self.init_containers.iter().chain(&self.containers)
     }
@@ -132,7 +131,8 @@ impl Pod {
         Self::read_spec(metadata, &at.of("spec"), pod.spec, Vec::new())
     }
 
-    /// Reads a pod's `spec`. `claimed` are volumes that replace its own of the same names.
+    /// Reads a pod's `spec`. `claimed` are volumes that replace the pod's volumes of the same
+    /// names.
     pub(super) fn read_spec(
         metadata: Metadata,
         at: &Place<'_>,
@@ -176,7 +176,7 @@ impl Pod {
                 .and_then(DnsPolicy::read)
                 .unwrap_or(DnsPolicy::ClusterFirst),
             dns: Dns::read(spec.dns_config.unwrap_or_default()),
-            // The API server takes a negative time for a second.
+            // The API server treats a negative time as one second.
             grace_secs: match spec.termination_grace_period_seconds {
                 Some(..0) => 1,
                 given => given.unwrap_or(DEFAULT_GRACE_SECS),

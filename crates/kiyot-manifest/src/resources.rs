@@ -19,7 +19,7 @@ use amounts::{Amounts, Quantities};
 const SHARES_PER_CPU: u64 = 1024;
 const MIN_SHARES: i64 = 2;
 const MAX_SHARES: i64 = 262_144;
-/// CPU period and least quota, in microseconds.
+/// CPU period and smallest quota, in microseconds.
 const PERIOD_MICROS: i64 = 100_000;
 const MIN_QUOTA_MICROS: i64 = 1000;
 /// OOM scores of pkg/kubelet/qos/policy.go.
@@ -98,12 +98,13 @@ impl Resources {
         }
     }
 
-    /// Says if there are no requests and no limits.
+    /// Returns whether there are no requests and no limits.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Says if there are no requests and no limits of CPU and memory, which decide the QoS class.
+    /// Returns whether there are no requests and no limits of CPU and memory, which decide the QoS
+    /// class.
     fn has_no_compute(&self) -> bool {
         [self.cpu_request, self.cpu_limit, self.memory_request, self.memory_limit]
             .iter()
@@ -117,8 +118,7 @@ impl Resources {
         equal(self.cpu_request, self.cpu_limit) && equal(self.memory_request, self.memory_limit)
     }
 
-    /// Returns the resources with the larger of each request and the extended resource that stands
-    /// for it.
+    /// Returns the resources with each request raised to its extended resource.
     pub(super) fn with_extended(&self) -> Self {
         let larger = |own: Option<u64>, name: &str, unit: u64| {
             own.max(self.extended.get(name).map(|amount| amount.saturating_mul(unit)))
@@ -131,12 +131,12 @@ impl Resources {
         }
     }
 
-    /// Adds each amount: both run at the same time.
+    /// Adds each amount, for containers that run at the same time.
     pub(super) fn plus(&self, other: &Self) -> Self {
         self.joined(other, u64::saturating_add)
     }
 
-    /// Takes the greater of each amount: both never run at the same time.
+    /// Takes the larger of each amount, for containers that never run at the same time.
     pub(super) fn max(&self, other: &Self) -> Self {
         self.joined(other, u64::max)
     }
@@ -162,8 +162,9 @@ impl Resources {
         }
     }
 
-    /// Returns the resources of a pod whose containers have these together, and which has its
-    /// `own` (pkg/apis/core/v1/defaults.go). Own ones win, and an absent request is the limit.
+    /// Returns the resources of a pod from the total of its containers and the pod's `own`
+    /// resources (pkg/apis/core/v1/defaults.go). The pod's own resources win, and an absent request
+    /// equals the limit.
     pub(super) fn of_pod(self, own: &Self) -> Self {
         let mut extended = self.extended;
         extended.extend(own.extended.clone());
@@ -204,7 +205,7 @@ impl Resources {
                 let share = u128::from(self.memory_request.unwrap_or_default()) * 1000
                     / u128::from(node_memory.max(1));
                 let score = 1000_i64.saturating_sub(i64::try_from(share).unwrap_or(i64::MAX));
-                // Between the scores of guaranteed and best-effort containers.
+                // The score lies between the scores of guaranteed and best-effort containers.
                 score.clamp(1000 + GUARANTEED_SCORE, BEST_EFFORT_SCORE - 1)
             }
         }

@@ -1,4 +1,4 @@
-//! `RunPodSandboxRequest`, as pkg/kubelet/kuberuntime/kuberuntime_sandbox.go makes it.
+//! `RunPodSandboxRequest`, as in pkg/kubelet/kuberuntime/kuberuntime_sandbox.go.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use super::{Dns, DnsPolicy, Node, Pod, node::text, security};
 /// Annotations that the kubelet adds.
 const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
-/// Source of a pod, unless its annotations say otherwise.
+/// Source of a pod, unless its annotations name another source.
 const SOURCE: &str = "api";
 
 /// Labels of sandboxes and containers.
@@ -21,7 +21,7 @@ pub(super) const POD_UID: &str = "io.kubernetes.pod.uid";
 const HOSTNAME_CHARS: usize = 63;
 
 impl Pod {
-    /// Returns the request for attempt `attempt` of its sandbox.
+    /// Returns the request for attempt `attempt` of the pod's sandbox.
     pub fn run_pod_sandbox(&self, node: &Node, attempt: u32) -> cri::RunPodSandboxRequest {
         cri::RunPodSandboxRequest {
             config: Some(self.sandbox_config(node, attempt)),
@@ -29,7 +29,7 @@ impl Pod {
         }
     }
 
-    /// Returns its sandbox's configuration.
+    /// Returns the configuration of the pod's sandbox.
     pub fn sandbox_config(&self, node: &Node, attempt: u32) -> cri::PodSandboxConfig {
         let meta = &self.metadata;
         let mut labels: HashMap<String, String> = meta.labels.clone().into_iter().collect();
@@ -40,7 +40,7 @@ impl Pod {
         let mut annotations: HashMap<String, String> =
             meta.annotations.clone().into_iter().collect();
         annotations.insert(CONFIG_SEEN.into(), node.seen.clone());
-        // A mirror pod's annotation says that its kubelet read it from a file.
+        // A mirror pod has this annotation already: its kubelet read the pod from a file.
         annotations.entry(CONFIG_SOURCE.into()).or_insert_with(|| SOURCE.into());
         cri::PodSandboxConfig {
             metadata: Some(cri::PodSandboxMetadata {
@@ -60,7 +60,8 @@ impl Pod {
         }
     }
 
-    /// Returns its host name: `spec.hostname` or its name, cut to the allowed length.
+    /// Returns the pod's host name: `spec.hostname` or the pod's name, truncated to the allowed
+    /// length.
     pub fn host_name(&self) -> String {
         let name: String = self
             .hostname
@@ -72,8 +73,8 @@ impl Pod {
         name.trim_end_matches(['-', '.']).to_owned()
     }
 
-    /// Returns its DNS configuration as pkg/kubelet/network/dns does: the policy's, then additions
-    /// of `dnsConfig`.
+    /// Returns the pod's DNS configuration as pkg/kubelet/network/dns does: the policy's, then
+    /// additions of `dnsConfig`.
     fn dns_config(&self, node: &Node) -> cri::DnsConfig {
         let cluster = Dns {
             servers: node.cluster_dns.clone(),
@@ -93,7 +94,7 @@ impl Pod {
             DnsPolicy::ClusterFirst if self.host_network => node.dns.clone(),
             DnsPolicy::ClusterFirst | DnsPolicy::ClusterFirstWithHostNet => cluster,
         };
-        // An option of the pod replaces one of the same name.
+        // An option of the pod replaces an option of the same name.
         let name = |option: &str| option.split(':').next().unwrap_or_default().to_owned();
         dns.options.retain(|option| !self.dns.options.iter().any(|own| name(own) == name(option)));
         dns.options.extend(self.dns.options.clone());
@@ -117,14 +118,14 @@ impl Pod {
             .map(|port| cri::PortMapping {
                 protocol: protocol(port.protocol.as_deref()).into(),
                 container_port: port.container_port,
-                // On the node's network the port is the node's own.
+                // On the node's network, the container's port is the node's.
                 host_port: port.host_port.unwrap_or_default(),
                 host_ip: port.host_ip.clone().unwrap_or_default(),
             })
             .collect()
     }
 
-    /// Returns the namespaces that its containers share.
+    /// Returns the namespaces that the pod's containers share.
     pub(super) fn namespaces(&self) -> cri::NamespaceOption {
         let host_or = |host: bool, other: NamespaceMode| {
             i32::from(if host { NamespaceMode::Node } else { other })

@@ -14,7 +14,7 @@ const SECCOMP_TYPES: [(&str, ProfileType); 3] = [
     ("Unconfined", ProfileType::Unconfined),
     ("Localhost", ProfileType::Localhost),
 ];
-/// `procMount` of containers that see all of `/proc`.
+/// `procMount` of containers with an unmasked `/proc`.
 pub(super) const UNMASKED: &str = "Unmasked";
 
 /// Checks the security of a pod.
@@ -58,7 +58,7 @@ fn check_seccomp(at: &Place<'_>, profile: Option<&SeccompProfile>) {
     });
 }
 
-/// Returns the runtime's profile, whose file is beneath the kubelet's seccomp directory.
+/// Returns the runtime's profile. Its file is in the kubelet's seccomp directory.
 pub(super) fn seccomp(profile: &SeccompProfile, kubelet_dir: &Path) -> SecurityProfile {
     let kind = SECCOMP_TYPES.iter().find(|(name, _)| *name == profile.type_);
     let kind = kind.map_or(ProfileType::RuntimeDefault, |(_, kind)| *kind);

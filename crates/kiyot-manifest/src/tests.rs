@@ -148,8 +148,8 @@ fn sandbox_request_matches_the_kubelet() {
         (namespaces.network, namespaces.pid, namespaces.ipc),
         (of_pod, of_container, of_pod)
     );
-    // The init container's 3 CPUs are more than the sum of the containers; their memory is more
-    // than its.
+    // The init container's 3 CPUs exceed the sum of the containers; the containers' memory exceeds
+    // the init container's.
     let resources = linux.resources.unwrap();
     assert_eq!(
         (resources.cpu_shares, resources.cpu_quota, resources.memory_limit_in_bytes),
@@ -335,7 +335,7 @@ fn unknown_fields_of_a_refused_object_are_noted_with_its_problems() {
     let problems = refused(spelt_wrong).to_string();
     assert!(problems.starts_with("pod.yaml: document 1.spec.containers"), "{problems}");
     assert!(problems.contains(&format!("\n  note: {note}")), "{problems}");
-    // A pod that is not refused has its notes in its explanation.
+    // The explanation of an accepted pod has its notes.
     let both = format!("{}---\n{spelt_wrong}", minimal("  hostNetwrk: true\n"));
     let problems = refused(&both);
     assert_eq!(problems.notes.len(), 1, "{problems}");
@@ -381,7 +381,7 @@ fn values_that_the_api_server_refuses_are_reported_with_their_place() {
 
 /// Verifies M14.
 #[test]
-fn negative_grace_period_is_a_second() {
+fn negative_grace_period_means_one_second() {
     for (given, grace_secs) in [("-1", 1), ("0", 0), ("", 30), ("86400", 86400)] {
         let yaml = minimal(&format!("  terminationGracePeriodSeconds: {given}\n"));
         assert_eq!(pod(&yaml).grace_secs, grace_secs, "{given}");
@@ -447,7 +447,7 @@ fn lists_and_several_documents_are_read_as_their_items() {
     let names: Vec<String> =
         parse("pods.yaml", &yaml).unwrap().pods.into_iter().map(|pod| pod.metadata.name).collect();
     assert_eq!(names, ["p", "one", "other"]);
-    // The comment before the list is a document.
+    // The comment before the list counts as a document.
     let wrong = yaml.replace("{name: other}", "{name: other, labels: 3}");
     assert_eq!(
         problems(&wrong),
@@ -493,7 +493,7 @@ fn secret_value_is_in_no_problem() {
 }
 
 #[test]
-fn pod_without_uid_gets_a_stable_one() {
+fn pod_without_uid_gets_a_stable_uid() {
     let (one, other) = (pod(&minimal("")), pod(&minimal("")));
     assert_eq!(one.metadata.uid, other.metadata.uid);
     assert_eq!(one.metadata.uid.len(), 36);

@@ -1,6 +1,6 @@
 //! Values of a manifest as types of the Kubernetes API.
 //!
-//! Null is the empty value of its type, as in the API server. A key that is no field is noted.
+//! Null is the empty value of its type, as in the API server. Unknown keys are noted.
 
 use std::{cell::Cell, fmt, iter::once_with, marker::PhantomData};
 
@@ -16,18 +16,18 @@ use super::place::Place;
 
 /// Most items of a list.
 const MAX_ITEMS: usize = 1024;
-/// Most items of all lists of an object: an empty one takes up to some 500 bytes as its type.
+/// Most items of all lists of an object: even an empty item can take about 500 bytes as its type.
 const MAX_ALL_ITEMS: usize = 40_000;
 /// Most entries of a table with arbitrary keys.
 const MAX_ENTRIES: usize = 10_000;
-/// Type of an environment variable, whose field [`SECRET`] problems don't show.
+/// Type of an environment variable. Problems don't show its field [`SECRET`].
 const VARIABLE: &str = "EnvVar";
 const SECRET: &str = "value";
-/// Type of quantities, which are texts or numbers.
+/// Type of a quantity, which is a text or a number.
 const QUANTITY: &str = "Quantity";
 const NO_FIELD: &str = "is no field of Kubernetes 1.36";
 
-/// Reads an object. Its first field of another type is a problem; unknown fields are noted.
+/// Reads an object. Reports the first field with a wrong type, and notes unknown fields.
 pub(super) fn read<T: DeserializeOwned>(
     at: &Place<'_>,
     fields: Map<String, Value>,
@@ -38,7 +38,7 @@ pub(super) fn read<T: DeserializeOwned>(
     read_at(&Path::Root(at.at()), value, false, &limits, PhantomData).ok()
 }
 
-/// Collectors of problems and notes of an object, and what is left of its limits.
+/// Collectors of problems and notes of an object, and its remaining limits.
 struct Limits<'r> {
     report: &'r Report,
     notes: &'r Report,
@@ -66,7 +66,7 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// Value that is no value of its type.
+/// Value with a wrong type.
 #[derive(Debug, thiserror::Error)]
 enum Invalid {
     /// Reported with its place.
@@ -122,7 +122,7 @@ impl Node<'_> {
         Err(Invalid::Reported)
     }
 
-    /// Reads a table with arbitrary keys, or with those of a type.
+    /// Reads a table with arbitrary keys, or with the fields of a type.
     fn table<'de, V: Visitor<'de>>(
         mut self,
         of: Option<(&str, &'static [&'static str])>,
@@ -180,7 +180,7 @@ impl<'de> Deserializer<'de> for Node<'_> {
             Value::Null => visitor.visit_unit(),
             Value::Bool(flag) => visitor.visit_bool(flag),
             Value::Number(number) => {
-                // An error of the type has no value.
+                // An error of the type does not contain the value.
                 number.deserialize_any(visitor).map_err(|_: serde_json::Error| Invalid::Refused)
             }
             Value::String(text) => visitor.visit_string(text),
@@ -278,7 +278,7 @@ struct Entries<'p> {
     entries: map::IntoIter,
     /// Fields of the type; `None` for arbitrary keys.
     known: Option<&'static [&'static str]>,
-    /// The field whose value is secret.
+    /// Field whose value is secret.
     secret: Option<&'static str>,
     /// Entry whose key was read.
     next: Option<(String, Value)>,

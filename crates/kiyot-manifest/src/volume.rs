@@ -28,7 +28,7 @@ pub struct Volume {
 pub enum VolumeKind {
     /// `emptyDir`
     EmptyDir {
-        /// Set for `medium: Memory`.
+        /// True for `medium: Memory`.
         memory: bool,
         /// `sizeLimit`, in bytes.
         size_limit: Option<u64>,
@@ -50,7 +50,7 @@ pub enum VolumeKind {
 }
 
 impl Volume {
-    /// Returns the limit of the volume that has no effect in a cell.
+    /// Returns the volume's limit, if the limit has no effect in a cell.
     pub fn limit_without_effect(&self) -> Option<String> {
         let VolumeKind::EmptyDir { memory: false, size_limit: Some(_) } = self.kind else {
             return None;
@@ -70,7 +70,7 @@ pub struct PluginVolume {
     pub source: &'static str,
     /// Directory name of the plugin, such as `kubernetes.io~csi`.
     pub plugin: &'static str,
-    /// Set if the volume is read-only in every container.
+    /// True if the volume is read-only in every container.
     pub read_only: bool,
 }
 
@@ -100,7 +100,7 @@ impl Volume {
         node.pod_dir(pod).join("volumes").join(plugin).join(&self.name)
     }
 
-    /// Says if containers can't write to it.
+    /// Returns whether containers can't write to the volume.
     pub(super) fn is_read_only(&self) -> bool {
         match &self.kind {
             VolumeKind::EmptyDir { .. } | VolumeKind::HostPath(_) => false,
@@ -134,7 +134,7 @@ impl Volume {
             volume.image.take().map(|image| plugin::image(&at.of("image"), image)),
         ];
         let mut kinds = own.into_iter().flatten().chain(plugin::read(volume));
-        // The API server takes a volume without a source for an emptyDir.
+        // The API server treats a volume without a source as an emptyDir.
         let none = VolumeKind::EmptyDir { memory: false, size_limit: None };
         let kind = kinds.next().unwrap_or(none);
         if kinds.next().is_some() {
@@ -171,7 +171,7 @@ fn empty_dir(at: &Place<'_>, dir: api::EmptyDirVolumeSource) -> VolumeKind {
     }
 }
 
-/// Checks a volume of an object's keys. The object may be anywhere.
+/// Checks a volume with the keys of an object. The object need not be in the manifest.
 fn keyed(
     at: &Place<'_>,
     (key, name): (&str, Option<String>),
@@ -190,7 +190,7 @@ fn keyed(
     });
 }
 
-/// Returns a path that stays in its volume.
+/// Accepts a path that stays in its volume.
 fn plain(text: &str) -> Option<()> {
     let is_plain = !text.is_empty()
         && !text.starts_with("..")

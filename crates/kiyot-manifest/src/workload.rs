@@ -1,4 +1,4 @@
-//! Workloads, and the pods that their controllers make of their templates.
+//! Workloads, and the pods that controllers create from their templates.
 
 use std::fmt;
 
@@ -33,14 +33,14 @@ pub enum WorkloadKind {
     StatefulSet,
 }
 
-/// Workload that makes a pod.
+/// Workload that creates a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Workload {
     /// Kind.
     pub kind: WorkloadKind,
     /// Name.
     pub name: String,
-    /// Pods at the same time. A DaemonSet has one a node.
+    /// Number of pods at the same time. A DaemonSet has one pod on each node.
     pub pods: u32,
 }
 
@@ -57,7 +57,7 @@ impl WorkloadKind {
         (Self::StatefulSet, "StatefulSet", "apps/v1"),
     ];
 
-    /// Returns the field with the number of its pods.
+    /// Returns the field with the number of pods.
     pub fn count_key(self) -> &'static str {
         match self {
             Self::CronJob | Self::Job => "parallelism",
@@ -73,7 +73,7 @@ impl fmt::Display for WorkloadKind {
     }
 }
 
-/// Reads a workload as the pod that it makes. Its pods differ by name only, so that the first
+/// Reads a workload as the pod that it creates. Its pods differ only by name, so the first pod
 /// explains all.
 pub(super) fn read(
     kind: WorkloadKind,

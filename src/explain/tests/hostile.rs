@@ -206,7 +206,7 @@ fn long_name_or_many_files_are_refused_with_the_limit() {
     let file = |name: String| File { name, text: String::new() };
     let refused = |files: &[File]| manifest::parse_files(files).unwrap_err().to_string();
     let named = refused(&[file("n".repeat(4097))]);
-    assert!(named.ends_with("n: -f: names a file by 4097 bytes; allowed: 4096"), "{named}");
+    assert!(named.ends_with("n: -f: has a file name of 4097 bytes; allowed: 4096"), "{named}");
     assert!(named.len() < 1024, "{named}");
     let many: Vec<File> = (0..1001).map(|index| file(index.to_string())).collect();
     assert_eq!(refused(&many), "1001 files: -f: names 1001 files; allowed: 1000");

@@ -58,7 +58,7 @@ fn kinds_without_pods_are_skipped_by_name() {
             "Certificate shop/web skipped: its kind is no workload of Kubernetes",
         ]
     );
-    // Kinds of other groups may have any name and any fields.
+    // A kind of another group may have any name and any fields.
     let own = "apiVersion: example.org/v1\nkind: Deployment\nspec: [1]\n";
     let manifest = explained(&[&format!("{own}---\n{}", pod("p"))]).unwrap();
     assert_eq!(
@@ -186,7 +186,7 @@ fn every_field_of_kubernetes_is_accepted_to_explain() {
         pod.container_config(&pod.containers[0], &Node::default(), &sandbox, "i", 0).mounts;
     let image = mounts[1].image.as_ref().map(|image| image.image.as_str());
     assert_eq!((image, mounts[1].readonly), (Some("a"), true));
-    // A variable with a source has no value before the container is made.
+    // A variable with a source has no value before the container is created.
     assert_eq!(config.envs.len(), 1);
     assert!(pod.notes.is_empty(), "{:?}", pod.notes);
     let spelt_wrong = text.replace("hostAliases", "hostAlias").replace("csi, csi:", "csi, cis:");

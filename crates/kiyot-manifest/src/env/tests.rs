@@ -15,7 +15,7 @@ fn parsed(text: String) -> Result<crate::Manifest, String> {
 
 /// Verifies M1, M9.
 #[test]
-fn later_variable_wins_and_one_with_a_source_is_left_out() {
+fn later_variable_wins_and_variable_with_a_source_is_omitted() {
     let manifest = parsed(manifest(
         "envFrom: [{prefix: S_, secretRef: {name: keys}}]\n    env:\n    \
          - {name: T, valueFrom: {secretKeyRef: {name: keys, key: TOKEN}}}\n    \
@@ -41,14 +41,14 @@ fn variables_that_double_at_each_step_are_refused_for_their_size() {
         manifest(&format!("env:\n{first}{}", (1..=steps).map(step).collect::<String>()))
     };
     assert!(parsed(doubling(8)).is_ok());
-    // 35 steps are 64 TiB, and 80 more than a number of bytes.
+    // 35 steps make 64 TiB; 80 steps exceed the range of a number.
     for (steps, bytes) in [(10, "2096"), (35, "70368744176"), (80, "18446744073709551615")] {
         let refused = parsed(doubling(steps)).unwrap_err();
         for part in ["containers = c", bytes, "allowed: 1048576"] {
             assert!(refused.contains(part), "{part} is not in {refused}");
         }
     }
-    // A command refers to them too.
+    // Commands refer to variables too.
     let args = |times: usize| {
         let args = vec![format!("\"{}\"", "$(L)".repeat(times)); 1000].join(", ");
         manifest(&format!("env: [{{name: L, value: {}}}]\n    args: [{args}]", "x".repeat(36)))

@@ -5,20 +5,20 @@ use serde_saphyr::Error;
 
 /// Most documents and items of lists of a manifest, empty ones included.
 pub const MAX_DOCUMENTS: usize = 10_000;
-/// Most values of a document of YAML, keys included, once each alias is replaced: a table of one
-/// entry takes some 700 bytes of memory.
+/// Most values of a YAML document, keys included, after each alias is replaced: a table with a
+/// single entry takes about 700 bytes of memory.
 const MAX_NODES: usize = 280_000;
 /// Most values of the documents of a file.
 const MAX_FILE_NODES: usize = 600_000;
-/// Most values at anchors of a document, of which the parser keeps copies.
+/// Most values at anchors of a document. The parser keeps copies of these values.
 const MAX_ANCHORED: usize = 20_000;
-/// Most tables and lists of YAML in each other.
+/// Deepest nesting of YAML tables and lists.
 const MAX_DEPTH: usize = 64;
 /// Start of a line that begins a document.
 const MARKER: &str = "---";
 
 /// Returns the documents of a file as kubectl counts them: a document without a value is null. JSON
-/// begins with a brace; YAML may too. Nothing is read after a document that is malformed.
+/// begins with a brace; YAML may too. Reading ends at a malformed document.
 pub(crate) fn documents(text: &str) -> Box<dyn Iterator<Item = Result<Value, String>> + '_> {
     let text = text.trim_start_matches('\u{feff}');
     let most = MAX_DOCUMENTS + 1;
@@ -50,7 +50,7 @@ pub(crate) fn documents(text: &str) -> Box<dyn Iterator<Item = Result<Value, Str
 }
 
 /// Splits YAML at the lines that begin a document, with the number of lines before each part.
-/// Directives belong to the document after them.
+/// Directives belong to the next document.
 fn parts(text: &str) -> Vec<(u64, &str)> {
     let mut parts = Vec::new();
     let (mut start, mut start_line, mut at) = (0, 0, 0);
@@ -67,7 +67,7 @@ fn parts(text: &str) -> Vec<(u64, &str)> {
         at += line.len();
     }
     parts.push((start_line, &text[start..]));
-    // Nothing is before the first marker.
+    // The part before the first marker may be empty.
     parts.retain(|(_, part)| !part.trim().is_empty());
     parts
 }
@@ -76,7 +76,7 @@ fn parts(text: &str) -> Vec<(u64, &str)> {
 /// reads: `defaultMode: 0644`.
 fn parse(part: &str, most: usize) -> Result<Vec<Value>, Error> {
     let options = serde_saphyr::options! {
-        // Aliases are counted as the values that they stand for.
+        // An alias counts as the values that it refers to.
         budget: serde_saphyr::budget! {
             enforce_alias_anchor_ratio: false, max_nodes: most, max_depth: MAX_DEPTH,
             max_recorded_anchor_events: MAX_ANCHORED,
@@ -145,13 +145,13 @@ mod tests {
             let documents = all(&text.repeat(3_000)).unwrap();
             assert_eq!(documents.iter().filter(|value| !value.is_null()).count(), 3_000);
         }
-        // What is more is not parsed.
+        // Documents beyond the limit are not parsed.
         assert_eq!(all(&"---\na: 1\n".repeat(20_000)).unwrap().len(), MAX_DOCUMENTS + 1);
     }
 
     /// Verifies M8.
     #[test]
-    fn document_of_comments_alone_counts() {
+    fn document_with_only_comments_counts() {
         let (value, null) = (json!({ "a": 1 }), Value::Null);
         for (text, expected) in [
             ("---\na: 1\n", vec![value.clone()]),

@@ -6,11 +6,11 @@ use serde_json::{Map, Value};
 
 use crate::files::documents::{MAX_DOCUMENTS, documents};
 
-/// Kind of lists; those of one kind end with it.
+/// Kind of a list of all kinds; the kind of a list of one kind ends with it.
 const LIST: &str = "List";
 /// Version of lists.
 const CORE: &str = "v1";
-/// Characters of a wrong value that are shown.
+/// Limit on the shown characters of a wrong value.
 const SHOWN_CHARS: usize = 120;
 
 /// Object of a manifest.
@@ -22,11 +22,11 @@ pub struct Object {
     pub kind: String,
     /// `apiVersion`
     pub version: String,
-    /// The fields but kind and version.
+    /// Fields without kind and version.
     pub fields: Map<String, Value>,
 }
 
-/// Problem of a manifest, for which an object is left out.
+/// Problem of a manifest because of which an object is omitted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Malformed {
     /// Place.
@@ -50,7 +50,7 @@ impl fmt::Display for Malformed {
 /// Reader of the objects of files that belong together.
 #[derive(Debug, Default)]
 pub struct Objects {
-    /// Documents and items of lists so far.
+    /// Number of documents and items of lists so far.
     count: usize,
 }
 
@@ -58,8 +58,8 @@ pub struct Objects {
 type Each<'e> = &'e mut dyn FnMut(Result<Object, Malformed>);
 
 impl Objects {
-    /// Calls `each` with the objects and problems of a file, in order. After [`MAX_DOCUMENTS`] of
-    /// all files it reports the next one, and reads no more.
+    /// Calls `each` with the objects and problems of a file, in order. After [`MAX_DOCUMENTS`]
+    /// documents of all files, it reports the next document and stops.
     pub fn read(&mut self, text: &str, each: Each<'_>) {
         if self.count > MAX_DOCUMENTS {
             return;
@@ -76,7 +76,7 @@ impl Objects {
         }
     }
 
-    /// Counts a document, and returns whether it is to be read.
+    /// Counts a document, and returns whether it must be read.
     fn count(&mut self, at: &str, each: Each<'_>) -> bool {
         self.count += 1;
         if self.count == MAX_DOCUMENTS + 1 {
@@ -100,7 +100,7 @@ impl Objects {
     fn read_list(&mut self, mut list: Object, each: Each<'_>) {
         let items = list.fields.remove("items");
         match items {
-            // As the API server sends an empty list.
+            // The API server sends an empty list as null.
             Some(Value::Null) => {}
             Some(Value::Array(items)) if items.len() <= MAX_DOCUMENTS => {
                 for (index, item) in items.into_iter().enumerate() {
@@ -117,16 +117,16 @@ impl Objects {
     }
 }
 
-/// Returns whether an object is a list: of all kinds, or of its own with the items.
+/// Returns whether an object is a list: of all kinds, or of one kind and with `items`.
 fn is_list(Object { kind, fields, .. }: &Object) -> bool {
     kind == LIST || (kind.ends_with(LIST) && fields.contains_key("items"))
 }
 
-/// Reads kind and version. An item of a list of a kind may leave out both.
+/// Reads kind and version. An item of a list of one kind may omit both.
 fn object(at: String, value: Value, list: Option<&Object>) -> Result<Object, Malformed> {
     let mut fields = match value {
         Value::Object(fields) => fields,
-        // A list is shown by its items.
+        // The problem shows a list by its items.
         other => return Err(wrong(at, Some(&other), "a table")),
     };
     let [kind, version] = ["kind", "apiVersion"].map(|key| fields.remove(key).unwrap_or_default());
@@ -213,7 +213,7 @@ mod tests {
 
     /// Verifies M8.
     #[test]
-    fn place_of_a_document_counts_those_before_it() {
+    fn place_of_a_document_counts_the_documents_before_it() {
         let text = "# a\n---\n{apiVersion: v1, kind: A}\n---\n---\n{apiVersion: v1, kind: B}\n";
         assert_eq!(read(text), ["document 2: A of v1", "document 4: B of v1"]);
     }

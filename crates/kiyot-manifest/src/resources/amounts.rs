@@ -62,9 +62,9 @@ impl Amounts {
         amounts
     }
 
-    /// Reports requests above their limits, and those of extended resources that differ from the
-    /// limits (pkg/apis/core/validation: they can't be overcommitted). `given` are the texts of the
-    /// requests, and those beside the limits are theirs.
+    /// Reports requests above their limits, and requests of extended resources that differ from
+    /// their limits, because these can't be overcommitted (pkg/apis/core/validation). `given` has
+    /// the texts of the requests, `most` the texts of the limits.
     pub(super) fn check_limits(
         &self,
         at: &Place<'_>,
@@ -91,7 +91,8 @@ impl Amounts {
     }
 }
 
-/// Says if a name is that of huge pages or of an extended resource (pkg/apis/core/v1/helper).
+/// Returns whether a name belongs to huge pages or to an extended resource
+/// (pkg/apis/core/v1/helper).
 fn is_extended(name: &str) -> bool {
     if let Some(size) = name.strip_prefix(HUGE_PAGES) {
         return size.parse::<Quantity>().is_ok_and(|size| size > Quantity::default());

@@ -95,7 +95,7 @@ fn extended_resources_of_a_list_are_limited() {
 
 /// Verifies K18.
 #[test]
-fn extended_resources_stand_for_requests_but_for_the_class() {
+fn extended_resources_raise_requests_and_do_not_decide_the_class() {
     let extended = "pod.elotl.co/cpu: 16, pod.elotl.co/memory: 64Gi, \
                     pod.elotl.co/ephemeral-storage: 20Gi";
     let pod = with(&format!("requests: {{{extended}, cpu: 16m}}, limits: {{{extended}}}")).unwrap();
@@ -129,7 +129,7 @@ fn ephemeral_storage_is_read_and_does_not_decide_the_class() {
 
 /// Verifies M1.
 #[test]
-fn resources_of_a_pod_win_over_those_of_its_containers() {
+fn resources_of_a_pod_win_over_resources_of_its_containers() {
     let with_own = |own: &str| {
         let containers = container("c", "requests: {cpu: 1, memory: 1Gi}, limits: {cpu: 8}");
         explained(&format!("  resources: {{{own}}}\n  containers:\n{containers}")).unwrap()

@@ -10,7 +10,7 @@ const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 /// Label and annotation of a pod of an indexed Job.
 const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";
 
-/// Adds the labels and annotations of a workload's first pod to those of its template.
+/// Adds the labels and annotations of a workload's first pod to its template's.
 pub(super) fn add(metadata: &mut Metadata, kind: WorkloadKind, own: &Metadata, is_indexed: bool) {
     let generated = || GENERATED.to_owned();
     let labels = match kind {

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use super::WorkloadKind;
 use crate::{Metadata, place::Place, typed};
 
-/// Largest count: the API has 32 bits with a sign.
+/// Largest count: the API uses signed 32-bit integers.
 const MAX_COUNT: u32 = i32::MAX.unsigned_abs();
 
 /// Parts of a workload that shape its pods.
@@ -26,13 +26,13 @@ pub(super) struct Spec<'r> {
     pub(super) at: Place<'r>,
     /// Template of its pods.
     pub(super) template: PodTemplateSpec,
-    /// Pods at the same time.
+    /// Number of pods at the same time.
     pub(super) pods: u32,
     /// Number of a StatefulSet's first pod.
     pub(super) first_ordinal: u32,
     /// Names of a StatefulSet's claims.
     pub(super) claims: Vec<String>,
-    /// Set for a Job with `completionMode: Indexed`.
+    /// True for a Job with `completionMode: Indexed`.
     pub(super) is_indexed: bool,
 }
 

@@ -82,7 +82,7 @@ fn pods_of_jobs_are_labelled_with_their_job() {
     assert_eq!(job.workload.map(|workload| workload.pods), Some(3));
     let cron_job = only(include_str!("../samples/cronjob.yaml"));
     assert_eq!(cron_job.metadata.labels["job-name"], "backup-generated");
-    // Labels of the Job's template are the Job's.
+    // Labels of the Job's template belong to the Job.
     assert!(!cron_job.metadata.labels.contains_key("app"));
     let indexed = only(include_str!("../samples/gpu-job.yaml"));
     let index = "batch.kubernetes.io/job-completion-index";
