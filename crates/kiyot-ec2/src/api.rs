@@ -1,4 +1,4 @@
-//! The interface of EC2.
+//! Interface of EC2.
 
 use std::{collections::BTreeMap, fmt, net::Ipv4Addr};
 
@@ -10,10 +10,10 @@ use super::{
     RouteTableFilter, RunInstances, SpotPrice, Subnet, TypeDescription, TypeInZone,
 };
 
-/// The most instance types that a call describes.
+/// Most instance types that a call describes.
 pub const MAX_DESCRIBED_TYPES: usize = 100;
 
-/// The instances to describe. A description by id fails if one of the ids is unknown.
+/// The instances to describe. A description by id fails if an id is unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InstanceFilter {
     /// Instances with these ids.
@@ -26,7 +26,7 @@ pub enum InstanceFilter {
     PrivateAddress(Ipv4Addr),
 }
 
-/// A call for EC2 to check, without effect (`DryRun`).
+/// Call that EC2 only checks (`DryRun`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DryRun {
     /// RunInstances.
@@ -75,34 +75,37 @@ pub trait Ec2Api: fmt::Debug + Send + Sync + 'static {
     /// Launches an instance (RunInstances).
     async fn run_instances(&self, request: &RunInstances)
     -> Result<InstanceDescription, CallError>;
-    /// Describes instances (DescribeInstances), terminated ones of the last hour included.
+    /// Describes instances (DescribeInstances), including instances that terminated within the last
+    /// hour.
     async fn describe_instances(
         &self,
         filter: &InstanceFilter,
     ) -> Result<Vec<InstanceDescription>, CallError>;
-    /// Terminates instances (TerminateInstances), all or none. Returns their states.
+    /// Terminates all instances, or none after an error (TerminateInstances). Returns their states.
     async fn terminate_instances(
         &self,
         ids: &[String],
     ) -> Result<BTreeMap<String, InstanceStateName>, CallError>;
-    /// Sets tags of instances, volumes and network interfaces (CreateTags), of all or of none.
+    /// Sets tags of instances, volumes and network interfaces (CreateTags): of all, or of none
+    /// after an error.
     async fn create_tags(
         &self,
         ids: &[String],
         tags: &BTreeMap<String, String>,
     ) -> Result<(), CallError>;
-    /// Returns the console output of an instance (GetConsoleOutput), decoded: the present one with
-    /// `latest`, which types of the Nitro System alone have, and else the last that was posted.
+    /// Returns the decoded console output of an instance (GetConsoleOutput): with `latest`, which
+    /// only types of the Nitro System support, the current output, otherwise the last posted
+    /// output.
     async fn console_output(&self, id: &str, latest: bool) -> Result<String, CallError>;
     /// Lists the zones of all instance types (DescribeInstanceTypeOfferings).
     async fn types_in_zones(&self) -> Result<Vec<TypeInZone>, CallError>;
     /// Describes instance types (DescribeInstanceTypes), at most [`MAX_DESCRIBED_TYPES`].
     async fn instance_types(&self, names: &[String]) -> Result<Vec<TypeDescription>, CallError>;
-    /// Lists the current spot prices of Linux in these zones, or in all if none is named
+    /// Lists the current spot prices of Linux in these zones, or in all zones if the list is empty
     /// (DescribeSpotPriceHistory).
     async fn spot_prices(&self, zones: &[String]) -> Result<Vec<SpotPrice>, CallError>;
     /// Returns a page of the region's on-demand products of Linux in the price list (GetProducts):
-    /// the first, or that of a token.
+    /// the first page, or the page of a token.
     async fn products(&self, page: Option<String>) -> Result<ProductPage, CallError>;
     /// Describes subnets (DescribeSubnets).
     async fn subnets(&self, ids: &[String]) -> Result<Vec<Subnet>, CallError>;
@@ -112,18 +115,19 @@ pub trait Ec2Api: fmt::Debug + Send + Sync + 'static {
     async fn dry_run(&self, call: &DryRun) -> Result<(), CallError>;
     /// Lists route tables (DescribeRouteTables).
     async fn route_tables(&self, filter: &RouteTableFilter) -> Result<Vec<RouteTable>, CallError>;
-    /// Adds a route to an instance (CreateRoute). Fails if the table has one for the network.
+    /// Adds a route to an instance (CreateRoute). Fails if the table already has a route for the
+    /// network.
     async fn create_route(
         &self,
         table: &str,
         network: &str,
         instance: &str,
     ) -> Result<(), CallError>;
-    /// Removes the route of a network, whatever its target is (DeleteRoute).
+    /// Removes the route of a network with any target (DeleteRoute).
     async fn delete_route(&self, table: &str, network: &str) -> Result<(), CallError>;
     /// Lets an instance receive and send packets of other addresses (ModifyInstanceAttribute).
     async fn disable_source_dest_check(&self, instance: &str) -> Result<(), CallError>;
     /// Closes the metadata service of an instance (ModifyInstanceMetadataOptions). Fails if the
-    /// answer has it open.
+    /// service is open by the response.
     async fn disable_metadata(&self, instance: &str) -> Result<MetadataOptionsState, CallError>;
 }

@@ -1,4 +1,4 @@
-//! Data of another service, kept for a while.
+//! Cache for data of another service.
 
 use std::{
     error::Error,
@@ -12,23 +12,24 @@ use std::{
 
 use tokio::{sync::Mutex, time::Instant};
 
-/// Caches data that is read again when it is too old. While a reading fails, the previous data is
-/// used. Callers wait for a reading that is going on, and share its outcome, also its error.
+/// Caches data, and reads it again when it is too old. While reading fails, the previous data is
+/// used. Callers wait for a running reading, and share its result or its error.
 #[derive(Debug)]
 pub struct Cached<T, E> {
     /// The name of the data, for the log.
     name: &'static str,
     max_age: Duration,
-    /// The pause after a failed reading while previous data is used, and of data that expires.
+    /// Pause after a failed reading while previous data is used, and shortest time between the
+    /// reading of data and its next reading after [`Self::expire`].
     retry_pause: Duration,
-    /// Returns a longer pause after some errors.
+    /// Returns the longer pause after an error, if the error needs one.
     longer_pause: fn(&E) -> Option<Duration>,
     /// The number of readings that have ended.
     ended: AtomicU64,
     state: Mutex<State<T, E>>,
 }
 
-/// Data in place of data that was never read, and what that means, for the log.
+/// Substitute for data that was never read, and its meaning for the log.
 type Substitute<T> = (fn() -> T, &'static str);
 
 #[derive(Debug)]
@@ -43,26 +44,26 @@ struct State<T, E> {
 #[derive(Debug)]
 struct Last<T> {
     data: Arc<T>,
-    /// The time from which on it is read again.
+    /// Time from which the data is read again.
     until: Instant,
-    /// The time before which it is not read again though it has expired.
+    /// Time before which even expired data is not read again.
     pause_end: Instant,
 }
 
 impl<T, E: Error + Clone + 'static> Cached<T, E> {
-    /// Returns a cache without a value. `name` is that of its log lines.
+    /// Returns a cache without data. `name` is the name in log lines.
     pub fn new(name: &'static str, max_age: Duration, retry_pause: Duration) -> Self {
         let state = Mutex::new(State { last: None, failure: None, is_logged: false });
         let (ended, longer_pause) = (AtomicU64::new(0), |_: &E| None);
         Self { name, max_age, retry_pause, longer_pause, ended, state }
     }
 
-    /// Pauses for longer after errors for which this function returns a time.
+    /// Pauses for longer after errors for which `longer_pause` returns a time.
     pub fn with_longer_pause(self, longer_pause: fn(&E) -> Option<Duration>) -> Self {
         Self { longer_pause, ..self }
     }
 
-    /// Returns the data that was read last, however old.
+    /// Returns the data of the last reading, at any age.
     pub async fn last(&self) -> Option<Arc<T>> {
         self.state.lock().await.last.as_ref().map(|last| Arc::clone(&last.data))
     }
@@ -74,7 +75,7 @@ impl<T, E: Error + Clone + 'static> Cached<T, E> {
 
     /// Makes the next use read the data again, but not within the pause after the last reading.
     pub fn expire(&self) {
-        // The lock is held for a while by a reading alone, whose data will be new.
+        // Only a reading holds the lock for long, and its data will be new.
         if let Ok(mut state) = self.state.try_lock()
             && let Some(last) = &mut state.last
         {
@@ -82,7 +83,7 @@ impl<T, E: Error + Clone + 'static> Cached<T, E> {
         }
     }
 
-    /// Returns the data; an error only if there was none before.
+    /// Returns the data. Fails only if no data was ever read.
     pub async fn get<R>(&self, read: impl FnOnce() -> R) -> Result<Arc<T>, E>
     where
         R: Future<Output = Result<T, E>>,
@@ -90,8 +91,8 @@ impl<T, E: Error + Clone + 'static> Cached<T, E> {
         self.get_or(None, read).await
     }
 
-    /// Returns the data, or the default if there was none before, also for the pause after a failed
-    /// reading. The log says what that means.
+    /// Returns the data, or the default if no data was ever read. The default is also used during
+    /// the pause after a failed reading. The log has its meaning.
     pub async fn get_or_default<R>(&self, meaning: &'static str, read: impl FnOnce() -> R) -> Arc<T>
     where
         T: Default,
@@ -115,7 +116,7 @@ impl<T, E: Error + Clone + 'static> Cached<T, E> {
         if let Some(last) = fresh {
             return Ok(Arc::clone(&last.data));
         }
-        // A reading that ended while this caller waited: another would take as long.
+        // This reading failed while the caller waited: another reading would take as long.
         if let Some((_, error)) = failure.as_ref().filter(|(number, _)| *number > arrived) {
             return Err(error.clone());
         }
@@ -178,7 +179,7 @@ mod tests {
         Cached::new("data", MAX_AGE, RETRY_PAUSE)
     }
 
-    /// Returns the data, and true if it was read.
+    /// Returns the data, and whether it was read.
     async fn read(cached: &Cached<u32, NotRead>, answer: Option<u32>) -> (Option<u32>, bool) {
         let mut is_read = false;
         let reading = || {
@@ -216,13 +217,13 @@ mod tests {
         tokio::time::advance(RETRY_PAUSE).await;
         assert_eq!(read(&cached, Some(2)).await, (Some(2), true));
         tokio::time::advance(RETRY_PAUSE).await;
-        assert_eq!(read(&cached, Some(3)).await, (Some(2), false), "it has not expired");
+        assert_eq!(read(&cached, Some(3)).await, (Some(2), false), "the data has not expired");
         cached.expire();
         assert_eq!(read(&cached, Some(3)).await, (Some(3), true));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn default_stands_for_data_that_was_never_read_and_for_a_pause() {
+    async fn default_replaces_data_that_was_never_read_and_is_kept_for_a_pause() {
         const LONGER: Duration = Duration::from_secs(1000);
         let read = async |cached: &Cached<u32, NotRead>, answer: Option<u32>| {
             let mut is_read = false;
@@ -230,7 +231,7 @@ mod tests {
                 is_read = true;
                 async { answer.ok_or(NotRead) }
             };
-            (*cached.get_or_default("none is used", reading).await, is_read)
+            (*cached.get_or_default("default is used", reading).await, is_read)
         };
         for (cached, pause) in
             [(cached(), RETRY_PAUSE), (cached().with_longer_pause(|_| Some(LONGER)), LONGER)]
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failure_is_shared_by_all_that_waited_for_the_reading() {
+    async fn failure_is_shared_by_all_callers_that_waited_for_the_reading() {
         const SLOW: Duration = Duration::from_secs(10);
         let (cached, began) = (cached(), Instant::now());
         let readings = AtomicU64::new(0);
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn dropped_reading_is_done_by_a_caller_that_waits() {
+    async fn dropped_reading_is_repeated_by_a_waiting_caller() {
         let cached = cached();
         let dropped = cached.get(std::future::pending);
         let waiting = read(&cached, Some(1));
@@ -282,7 +283,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn data_is_the_last_that_was_read(
+        fn data_is_of_the_last_reading(
             steps in vec((0..5000_u64, option::of(0..9_u32)), 1..40),
         ) {
             let runtime = tokio::runtime::Builder::new_current_thread()

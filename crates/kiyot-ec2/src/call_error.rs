@@ -2,10 +2,10 @@
 
 use std::{fmt, time::Duration};
 
-/// The code of the error of a dry run whose call would have succeeded.
+/// Error code of a dry run if the call would have succeeded.
 pub const DRY_RUN_SUCCEEDED: &str = "DryRunOperation";
 
-/// The codes of a call whose credentials are accepted and whose action is not permitted.
+/// Error codes of calls with accepted credentials but without permission for the action.
 const DENIED: [&str; 3] = ["UnauthorizedOperation", "AccessDenied", "AccessDeniedException"];
 
 /// The error of a call.
@@ -21,7 +21,7 @@ pub struct CallError {
 /// The failure of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Failure {
-    /// EC2 refused the call, which had no effect.
+    /// EC2 refused the call; the call had no effect.
     Refused {
         /// The error code, such as `InsufficientInstanceCapacity`.
         code: String,
@@ -30,16 +30,16 @@ pub enum Failure {
     },
     /// EC2 failed (HTTP status 5xx). The call may have had its effect.
     Failed {
-        /// The error code; empty if the response has none.
+        /// The error code; empty if the response has no code.
         code: String,
         /// EC2's message.
         message: String,
     },
     /// The call was not sent: no credentials, or no connection was made.
     NotSent(String),
-    /// The call was sent and not answered. It may have had its effect, now or later.
+    /// The call was sent and not answered. It may have its effect, now or later.
     Unanswered(String),
-    /// No answer within the time limit. The call may have had its effect, now or later.
+    /// No answer within the time limit. The call may have its effect, now or later.
     TooSlow(Duration),
     /// The answer lacks a field, or has an invalid one.
     Incomplete(&'static str),
@@ -54,7 +54,7 @@ impl CallError {
         }
     }
 
-    /// Returns true if EC2 knows the caller, whose policy does not permit the action.
+    /// Returns whether EC2 knows the caller, but the caller's policy does not permit the action.
     pub fn is_denied(&self) -> bool {
         self.code().is_some_and(|code| DENIED.contains(&code))
     }

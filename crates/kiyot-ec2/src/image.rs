@@ -9,11 +9,11 @@ pub struct Image {
     pub name: String,
     /// The architecture, such as `x86_64`.
     pub architecture: String,
-    /// The time of its creation, in ISO 8601, so that texts compare as times do.
+    /// The time of its creation, in ISO 8601, so that texts sort by time.
     pub created: String,
     /// The device of its root volume, such as `/dev/xvda`.
     pub root_device: String,
-    /// The volumes that its instances get, that of the root included.
+    /// The volumes that its instances get, including the root volume.
     pub volumes: Vec<ImageVolume>,
 }
 
@@ -22,6 +22,6 @@ pub struct Image {
 pub struct ImageVolume {
     /// The device, such as `/dev/xvda`.
     pub device: String,
-    /// The size of its snapshot in GiB, which no volume of it may be smaller than.
+    /// The size of its snapshot in GiB, the smallest size of the volume.
     pub gib: i32,
 }

@@ -7,7 +7,7 @@ const MAX_CODE_BYTES: usize = 100;
 /// Bounds the message of a reason, in characters.
 const MAX_MESSAGE_CHARS: usize = 300;
 
-/// The reason for the last change of an instance's state (`StateReason`).
+/// Reason for the last change of an instance's state (`StateReason`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateReason {
     /// The code, such as `Client.VolumeLimitExceeded`.
@@ -44,7 +44,7 @@ impl fmt::Display for StateReason {
 pub struct InstanceDescription {
     /// The id, such as `i-0123456789abcdef0`.
     pub id: String,
-    /// The client token of its launch; empty without.
+    /// The client token of its launch; empty if absent.
     pub client_token: String,
     /// The instance type.
     pub instance_type: String,
@@ -69,9 +69,9 @@ pub struct InstanceDescription {
     pub private_address: Option<IpAddr>,
     /// The public address.
     pub public_address: Option<IpAddr>,
-    /// The name of the private address in the VPC's DNS (`PrivateDnsName`); empty without.
+    /// The name of the private address in the VPC's DNS (`PrivateDnsName`); empty if absent.
     pub private_name: String,
-    /// The name of the public address (`PublicDnsName`); empty without.
+    /// The name of the public address (`PublicDnsName`); empty if absent.
     pub public_name: String,
     /// The time of its launch since 1970 (`LaunchTime`).
     pub launched: Option<Duration>,
@@ -86,11 +86,11 @@ pub struct InstanceDescription {
 /// The options of an instance's metadata service (`MetadataOptions`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MetadataOptions {
-    /// True if it answers (`HttpEndpoint`).
+    /// True if the service answers (`HttpEndpoint`).
     pub is_enabled: bool,
-    /// True if it requires version 2 (`HttpTokens`).
+    /// True if the service requires version 2 (`HttpTokens`).
     pub requires_tokens: bool,
-    /// The hops of answers with a token (`HttpPutResponseHopLimit`).
+    /// The hop limit of responses with a token (`HttpPutResponseHopLimit`).
     pub hop_limit: i32,
 }
 

@@ -1,8 +1,8 @@
 //! The calls of Amazon EC2 that kiyot makes, with the fields that it uses.
 //!
-//! [`Ec2Api`] is the interface; `sdk` implements it by AWS's SDK, and is the only module that
-//! names it. Neither retries: the engine of cells decides about retries, because it records a
-//! launch before it is made.
+//! [`Ec2Api`] is the interface; `sdk` implements it by AWS's SDK, and no other module uses the SDK.
+//! Neither retries: the engine of cells decides about retries, because it records a launch before
+//! the call.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Instance types, their zones, and spot prices.
 
-/// An instance type that a zone has (`InstanceTypeOffering`).
+/// Instance type in a zone that offers it (`InstanceTypeOffering`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TypeInZone {
     /// The instance type.
@@ -16,7 +16,7 @@ pub struct SpotPrice {
     pub instance_type: String,
     /// The availability zone.
     pub zone: String,
-    /// Dollars an hour, as a decimal number.
+    /// Price in dollars an hour, as a decimal number.
     pub price: String,
 }
 
@@ -31,13 +31,13 @@ pub struct TypeDescription {
     pub memory_mib: i64,
     /// The architectures, such as `x86_64`.
     pub architectures: Vec<String>,
-    /// True if it has credits and a baseline, which EC2 does not show.
+    /// True if the type has credits and a baseline. EC2 does not show the baseline.
     pub is_burstable: bool,
     /// True for a whole machine.
     pub is_bare_metal: bool,
     /// True for the current generation.
     pub is_current: bool,
-    /// Its GPUs, of the first kind; `None` without.
+    /// The GPUs of the first kind; `None` for a type without GPUs.
     pub gpus: Option<TypeGpus>,
     /// True if it can be launched on demand.
     pub has_on_demand: bool,

@@ -1,8 +1,8 @@
-//! The ec2 provider: cells that are instances of Amazon EC2.
+//! Provider ec2: cells that are instances of Amazon EC2.
 //!
 //! A launch is one RunInstances with the launch's token. Its request is a pure function of the
-//! record (`launch`, `parameters`), so that a replay is the same request. Everything else that EC2
-//! knows is read by lists, for all cells at once.
+//! record (`launch`, `parameters`), so a replay is the same request. All other state of EC2 is read
+//! by lists, for all cells at once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -106,16 +106,16 @@ const METADATA_ADDRESSES: [IpAddr; 2] = [
 const ZONES_MAX_AGE: Duration = Duration::from_secs(12 * 3600);
 /// The time after which subnets and the newest image are read again.
 const NETWORK_MAX_AGE: Duration = Duration::from_secs(3600);
-/// The pause after a failed reading of these.
+/// The pause after a failed reading of types, zones, subnets and images.
 const RETRY_PAUSE: Duration = Duration::from_secs(60);
-/// The pause after a denied list that the policy need not permit, as that of the price list.
+/// The pause after a denied list that the policy need not permit, for example the price list.
 const DENIED_PAUSE: Duration = Duration::from_secs(3600);
-/// Bounds the time of a list without which nothing is launched, with all its pages.
+/// Time limit of a list that every launch needs, with all its pages.
 const LIST_TIMEOUT: Duration = Duration::from_secs(20);
 /// The code of a launch whose token belongs to other parameters.
 const PARAMETER_MISMATCH: &str = "IdempotentParameterMismatch";
 
-/// The last description of an instance, as far as it is used again.
+/// The parts of the last description of an instance that are used again.
 #[derive(Debug, Clone, Default)]
 struct Seen {
     instance_type: String,
@@ -124,22 +124,22 @@ struct Seen {
     /// The public address, and the names of both.
     names: InstanceNames,
     tagged: Tagged,
-    /// The cell that it was launched for, while its tag said so.
+    /// The cell for which the instance was launched, by the last tag that was seen.
     cell: Option<CellId>,
-    /// `metadata.uid` of the pod that it was launched for; empty in a warm pool.
+    /// `metadata.uid` of the pod for which the instance was launched; empty in a warm pool.
     pod_uid: String,
-    /// True while it is pending or runs, as far as is known.
+    /// True while the instance is known as pending or running.
     is_alive: bool,
     /// True once its termination was requested.
     is_ending: bool,
-    /// True once it was logged that its tags were removed.
+    /// True once the removal of its tags was logged.
     is_untagged: bool,
     /// The time at which EC2 last showed it.
     shown: Option<Instant>,
 }
 
 impl Seen {
-    /// Returns true if a pod has the instance, or will have it.
+    /// Returns whether the instance belongs to the pod, now or after its boot.
     fn is_live_of(&self, pod_uid: &str) -> bool {
         self.is_alive && !self.is_ending && !pod_uid.is_empty() && self.pod_uid == pod_uid
     }
@@ -152,7 +152,7 @@ pub struct Ec2 {
     config: config::Ec2,
     /// The architecture of the agent program that the gateway serves, if it is known.
     agent_architecture: Option<Architecture>,
-    /// The node's address, which finds its subnet.
+    /// The node's address, by which its subnet is found.
     node_address: Option<Ipv4Addr>,
     owner: Owner,
     pause_image: Arc<PauseImage>,
@@ -169,14 +169,14 @@ pub struct Ec2 {
     forwarding: Forwarding,
     routes: CloudRoutes,
     metadata: MetadataFence,
-    /// True once it was logged that the account has no role for spot instances.
+    /// True once the absence of the account's role for spot instances was logged.
     lacks_spot_role: AtomicBool,
     /// The instances that were launched or listed.
     seen: Mutex<BTreeMap<String, Seen>>,
 }
 
 impl Ec2 {
-    /// Returns the configured provider, whose cells have this pause image. Makes no call.
+    /// Returns the configured provider with a pause image for its cells. Makes no call.
     pub fn new(
         config: &config::MilpaBackend,
         owner: Owner,
@@ -212,7 +212,8 @@ impl Ec2 {
         }
     }
 
-    /// Launches instances that download the agent of this architecture alone: others can't run it.
+    /// Restricts instances that download the agent to its architecture: other instances can't run
+    /// it.
     pub fn with_agent_for(self, architecture: Option<Architecture>) -> Self {
         Self { agent_architecture: architecture, ..self }
     }
@@ -221,7 +222,7 @@ impl Ec2 {
         Ok(self.resources.get(|| self.read_resources()).await?)
     }
 
-    /// Returns the ids of the configured subnets, or else that of the node's.
+    /// Returns the ids of the configured subnets, or otherwise of the node's subnet.
     async fn subnet_ids(&self) -> Result<Vec<String>, ResourcesError> {
         if !self.config.subnets.is_empty() {
             return Ok(self.config.subnets.clone());
@@ -233,7 +234,7 @@ impl Ec2 {
         Ok(vec![node_subnet::find(address, listed)?.subnet])
     }
 
-    /// Returns the ids of the subnets, and those that EC2 shows.
+    /// Returns the ids of the subnets, and the subnets that EC2 shows.
     async fn described_subnets(&self) -> Result<(Vec<String>, Vec<Subnet>), ResourcesError> {
         let ids = self.subnet_ids().await?;
         let described = within(LIST_TIMEOUT, "DescribeSubnets", self.api.subnets(&ids)).await?;
@@ -254,13 +255,14 @@ impl Ec2 {
             images.retain(|architecture, _| *architecture == downloaded);
         }
         if images.is_empty() {
-            // Not kept: the image may be published later.
+            // The error is not cached, because the image may be published later.
             return Err(UnknownImage(self.downloaded_agent()).into());
         }
         Ok(Resources { vpc, subnets, images })
     }
 
-    /// Returns the architecture of the agent that instances download, if they do.
+    /// Returns the architecture of the agent that instances download; `None` if they download no
+    /// agent or it is unknown.
     fn downloaded_agent(&self) -> Option<Architecture> {
         self.agent_architecture.filter(|_| !self.config.image_has_agent)
     }
@@ -353,9 +355,9 @@ impl Ec2 {
         Ok(found.into_iter().next().and_then(|it| self.instance(it, Some(&spec.cell))))
     }
 
-    /// Returns an instance of this owner. Without the tag of a cell it is that of the cell for
-    /// which it was launched or seen before, or else of `asked`; `None` if neither is known.
-    /// Whoever removes the tags of an instance does not end it.
+    /// Returns an instance of this owner. Without the tag of a cell, the instance belongs to the
+    /// cell of its launch or of an earlier description, or otherwise to `asked`; `None` if neither
+    /// is known. Removing the tags of an instance does not end it.
     fn instance(&self, described: InstanceDescription, asked: Option<&CellId>) -> Option<Instance> {
         let tag = |key: &str| described.tags.get(key).cloned().unwrap_or_default();
         let tagged = Tagged::of(&described);
@@ -395,7 +397,7 @@ impl Ec2 {
         Some(Instance {
             token: described.client_token.clone(),
             fingerprint: tag(owner::FINGERPRINT),
-            // Needed of providers whose ends are awaited.
+            // Only providers whose ends are awaited need the field.
             pod_uid: String::new(),
             addresses: addresses.into_iter().flatten().collect(),
             state,
@@ -419,7 +421,7 @@ impl Ec2 {
     /// Returns the error of a launch, with the offerings that it refuses.
     async fn launch_error(&self, spec: &LaunchSpec, error: CallError) -> ProviderError {
         let (class, refused) = classify(&error);
-        // The policy permits roles, groups, types and images each by itself.
+        // The policy permits each role, group, type and image separately.
         let is_of_request = error.is_denied()
             || error.code().is_some_and(depends_on_volume) && self.has_larger_volume(spec)
             || refused == Refused::Type && !self.has_default_parameters(spec).await;
@@ -459,13 +461,13 @@ impl Ec2 {
         own.is_ok_and(|own| own.stored() == spec.parameters)
     }
 
-    /// Returns true if a pod has asked for a larger volume than every cell has.
+    /// Returns whether a pod requests a larger volume than the configured size.
     fn has_larger_volume(&self, spec: &LaunchSpec) -> bool {
         let own = Parameters::from_stored(&spec.parameters).map(|it| it.volume_gib);
         own.is_ok_and(|own| u64::try_from(own).unwrap_or_default() > self.volume_gib())
     }
 
-    /// Returns the size of the volume of every cell in GiB.
+    /// Returns the configured volume size of cells in GiB.
     fn volume_gib(&self) -> u64 {
         self.config.volume_size.div_ceil(root_volume::GIB)
     }
@@ -528,7 +530,7 @@ impl Provider for Ec2 {
         let request = self.request(spec, token).await?;
         let launched = match self.api.run_instances(&request).await {
             Ok(launched) => launched,
-            // EC2 has a launch with this token, by a daemon of another version or configuration.
+            // A daemon of another version or configuration has made a launch with this token.
             Err(error) if error.code() == Some(PARAMETER_MISMATCH) => {
                 let found = self.launched_with(spec, token).await;
                 let unknown = |cause: CallError| {
@@ -539,7 +541,7 @@ impl Provider for Ec2 {
             }
             Err(error) => {
                 if error.code().is_some_and(lacks_image) {
-                    // A newer or older image may have its name now.
+                    // Another image may have this name now.
                     self.resources.expire();
                 }
                 let lacks_role = error.code() == Some(SERVICE_LINKED_ROLE);
@@ -581,7 +583,8 @@ impl Provider for Ec2 {
                 false => self.metadata.close(instance).await,
             }
         };
-        // Both end before a failure is reported, after which the instance is detached.
+        // Both calls end before a failure is reported, because the instance is detached after a
+        // failure.
         let (ways, metadata) = tokio::join!(ways, metadata);
         ways.and(metadata)?;
         if !to.tags.is_empty() {
@@ -595,7 +598,7 @@ impl Provider for Ec2 {
     }
 
     async fn detach(&self, instance: &InstanceId) -> Result<(), ProviderError> {
-        // Neither failure keeps the other part.
+        // A failure of one part does not stop the other.
         let routes = self.routes.close(std::slice::from_ref(instance)).await;
         let ports = self.forwarding.close(instance).await;
         routes.and(ports)
@@ -621,7 +624,7 @@ impl Provider for Ec2 {
         let listed: Vec<Instance> =
             described.into_iter().filter_map(|described| self.instance(described, None)).collect();
         let ids: BTreeSet<&str> = listed.iter().map(|instance| instance.id.0.as_str()).collect();
-        // A list may not show a new instance yet, nor a description find it.
+        // Neither a list nor a description may show a new instance yet.
         let is_young = |seen: &Seen| {
             let believed_after = CAPABILITIES.not_found_believed_after;
             seen.shown.is_some_and(|shown| shown.elapsed() < believed_after)
@@ -674,7 +677,7 @@ impl Provider for Ec2 {
                 seen.is_ending = true;
             }
         }
-        // Those of a cell are removed already; an instance without a cell may have some.
+        // The routes of a cell are already removed; an instance without a cell may have routes.
         if let Err(error) = self.routes.close(instances).await {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(?instances, error, "routes of ended instances may be left");
@@ -689,7 +692,7 @@ impl Provider for Ec2 {
     }
 
     async fn console(&self, instance: &InstanceId) -> Result<String, ProviderError> {
-        // Types that the file lacks are newer, and of the Nitro System.
+        // Types that the file lacks are newer, and belong to the Nitro System.
         let is_nitro =
             |name: &str| self.types.named(name).is_none_or(|entry| entry.instance_type.is_nitro);
         let latest = self.seen().get(&instance.0).is_some_and(|it| is_nitro(&it.instance_type));
@@ -700,14 +703,14 @@ impl Provider for Ec2 {
     }
 
     async fn check(&self) -> Result<(), ProviderError> {
-        // The daemon calls this at its start: the sooner the prices are read, the better.
+        // The daemon calls this function at its start, when prices should begin to be read.
         let _ = self.on_demand.current();
         let resources = self.resources().await?;
         if !resources.subnets.is_empty() {
             self.spot.begin(resources.subnets.keys());
             return Ok(());
         }
-        let what = "ec2.subnets: EC2 knows none of them";
+        let what = "ec2.subnets: EC2 knows no subnet of these ids";
         Err(ProviderError::without_cause(ErrorClass::Invalid, what))
     }
 }
@@ -717,7 +720,7 @@ fn pause_of_denied(error: &CallError) -> Option<Duration> {
     error.is_denied().then_some(DENIED_PAUSE)
 }
 
-/// Bounds the time of a list, with all its pages.
+/// Limits the time of a list, with all its pages.
 async fn within<T>(
     limit: Duration,
     operation: &'static str,
@@ -727,8 +730,8 @@ async fn within<T>(
     timeout(limit, list).await.unwrap_or_else(too_slow)
 }
 
-/// Returns the cell of an instance that is asked for by its id, and of which nothing else is known.
-/// No cell is minted with this id.
+/// Returns the placeholder cell of an instance of which only the id is known. No real cell has this
+/// id.
 fn unknown_cell() -> CellId {
     CellId::from_random(&[0; CellId::RANDOM_BYTES])
 }
@@ -741,7 +744,7 @@ fn end_reason(reason: &StateReason) -> String {
     }
 }
 
-/// Returns the state of an instance. A stopped one never runs its pod again.
+/// Returns the state of an instance. A stopped instance never runs its pod again.
 fn state(name: InstanceStateName) -> InstanceState {
     match name {
         InstanceStateName::Pending => InstanceState::Pending,

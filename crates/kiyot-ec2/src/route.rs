@@ -5,8 +5,8 @@
 pub enum RouteTableFilter {
     /// All tables of a VPC.
     Vpc(String),
-    /// Tables with a route whose target is one of these instances, which may have ended. EC2 takes
-    /// 200 values of a filter at most.
+    /// Tables with a route whose target is one of these instances, which may have ended. EC2
+    /// accepts at most 200 values of a filter.
     Targets(Vec<String>),
 }
 
@@ -15,7 +15,7 @@ pub enum RouteTableFilter {
 pub struct RouteTable {
     /// The id.
     pub id: String,
-    /// True for the table of the VPC's subnets without an association of their own.
+    /// True for the main table, which serves the VPC's subnets without an association.
     pub is_main: bool,
     /// The subnets that are associated with it.
     pub subnets: Vec<String>,
@@ -29,7 +29,7 @@ pub struct Route {
     /// The network, such as `10.8.0.0/16`.
     pub network: String,
     /// The id of its target: an instance, a gateway or an interface; `local` for a network of the
-    /// VPC itself; empty if it is another.
+    /// VPC itself; empty for any other target.
     pub target: String,
 }
 

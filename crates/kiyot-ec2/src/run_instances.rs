@@ -7,7 +7,7 @@ use kiyot_config::{VolumePerformance, VolumeType};
 use crate::ImageVolume;
 
 /// The request of a launch (RunInstances) of one instance. Equal requests are equal on the wire, so
-/// that a repeated one has the parameters that belong to its client token.
+/// a repeated request has the parameters that belong to its client token.
 ///
 /// Every launch has these settings: metadata service version 2 with a hop limit of 1 and without
 /// tags, termination at shutdown, and encrypted volumes that end with the instance.
@@ -44,11 +44,11 @@ pub struct RunInstances {
     pub further_volumes: Vec<ImageVolume>,
     /// The KMS key that encrypts all volumes, in place of the account's.
     pub kms_key: Option<String>,
-    /// The credits of a burstable type; `None` for other types, which refuse the option.
+    /// The credits of a burstable type; `None` for other types, because they refuse the option.
     pub credits: Option<CpuCredits>,
     /// The tags of instance, volume and network interface.
     pub tags: BTreeMap<String, String>,
-    /// The user data. Holds a secret.
+    /// The user data. Contains a secret.
     pub user_data: String,
 }
 

@@ -1,11 +1,11 @@
-//! Absence of instances. Credentials of another account know none of them, so that "not found"
-//! counts only beside the subnets of the cells, or beside the node without configured subnets.
+//! Absence of instances. The credentials of another account find no instance, so "not found" counts
+//! only if EC2 also shows the subnets of the cells, or the node if no subnets are configured.
 
 use crate::provider::{Ec2, ErrorClass, ProviderError};
 
 impl Ec2 {
-    /// Returns an error of a call that names an instance. "Not found" becomes an error that proves
-    /// nothing, unless EC2 shows the subnets.
+    /// Returns the error of a call that names an instance. "Not found" becomes an error that proves
+    /// nothing unless EC2 shows the subnets.
     pub(super) async fn as_evidence(&self, error: ProviderError) -> ProviderError {
         if error.class != ErrorClass::NotFound {
             return error;

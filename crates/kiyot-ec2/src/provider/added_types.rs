@@ -1,7 +1,7 @@
 //! Instance types that the region has and the built-in file lacks, by DescribeInstanceTypes.
 //!
-//! The file has sizes and the baselines of burstable types, which no call of EC2 shows. So a type
-//! that is newer than the file is used, if it is not burstable.
+//! The file has sizes and the baselines of burstable types; no call of EC2 shows the baselines. So
+//! a type that is newer than the file is used unless it is burstable.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -26,8 +26,8 @@ const MAX_GPUS: u32 = 1024;
 const MAX_NAME_BYTES: usize = 64;
 /// Bounds the types that are described: a region has some 1,400 in all.
 const MAX_TYPES: usize = 1000;
-/// Bounds the time of the descriptions of types that the built-in file lacks, which are read after
-/// the zones of types, and without which the others are used.
+/// Time limit for describing types that the built-in file lacks. They are described after the zones
+/// of types are read; without descriptions the other types are used.
 const TYPES_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// An instance type that the file lacks.
@@ -35,11 +35,11 @@ const TYPES_TIMEOUT: Duration = Duration::from_secs(8);
 pub(super) struct AddedType {
     /// The instance type.
     pub(super) instance_type: InstanceType,
-    /// The markets that have it.
+    /// The markets that offer the type.
     pub(super) markets: Vec<Market>,
 }
 
-/// Returns the names of types that zones have and the file lacks.
+/// Returns the names of types that zones offer and the file lacks.
 pub(super) fn names(
     types: &Catalogue,
     in_zones: &[TypeInZone],
@@ -90,7 +90,7 @@ impl AddedType {
                 baseline_milli_cpus: None,
                 gpus,
                 is_bare_metal: described.is_bare_metal,
-                // Newer than the file.
+                // A type that is newer than the file belongs to the Nitro System.
                 is_nitro: true,
                 is_current: described.is_current,
             },
@@ -100,8 +100,8 @@ impl AddedType {
 }
 
 impl Ec2 {
-    /// Returns the types that the zones have and the built-in file lacks. Without them the others
-    /// are used.
+    /// Returns the types that the zones offer and the built-in file lacks; empty if they were never
+    /// read.
     pub(super) async fn added_types(
         &self,
         in_zones: &[TypeInZone],
@@ -112,7 +112,7 @@ impl Ec2 {
             return Arc::default();
         }
         let read = || within(TYPES_TIMEOUT, "DescribeInstanceTypes", self.read_types(&names));
-        self.added_types.get_or_default("those of the built-in file are used", read).await
+        self.added_types.get_or_default("types of the built-in file are used", read).await
     }
 
     async fn read_types(&self, names: &[String]) -> Result<Vec<AddedType>, CallError> {
@@ -123,8 +123,8 @@ impl Ec2 {
         Ok(types.into_iter().filter_map(AddedType::new).collect())
     }
 
-    /// Returns the instance type with a name. One that the built-in file lacks is described again
-    /// if it is not known, as for the replay of a previous daemon's launch.
+    /// Returns the instance type with a name. An unknown type that the built-in file lacks is
+    /// described again, for example at the replay of a previous daemon's launch.
     pub(super) async fn instance_type(
         &self,
         name: &str,
@@ -143,7 +143,7 @@ impl Ec2 {
         let read = self.read_types(std::slice::from_ref(&name));
         let read = within(TYPES_TIMEOUT, "DescribeInstanceTypes", read).await;
         let described = read.map_err(|error| {
-            // Nothing was launched now, whatever became of an earlier call.
+            // This call launched nothing, even if an earlier call did.
             ProviderError::new(ErrorClass::Transient, format!("describe {name}"), error)
         })?;
         Ok(described.into_iter().next().map(|added| added.instance_type))
@@ -191,7 +191,7 @@ mod tests {
 
     /// Verifies V79.
     #[test]
-    fn only_types_of_the_zones_that_the_file_lacks_are_asked_for() {
+    fn types_of_the_zones_are_described_only_if_the_file_lacks_them() {
         let types = CatalogueFile::built_in().catalogue;
         let in_zone = |name: &str, zone: &str| TypeInZone {
             instance_type: name.to_owned(),

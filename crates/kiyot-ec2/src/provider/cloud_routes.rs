@@ -1,8 +1,7 @@
 //! Routes of the VPC to instances (the annotation `pod.elotl.co/cloud-route`).
 //!
-//! A route is made at Bind and removed before its instance is terminated. EC2 is the record: a
-//! route whose target is the instance is the instance's own, and no other is ever removed or
-//! replaced.
+//! A route is created at Bind and removed before its instance is terminated. EC2 is the record: a
+//! route to the instance belongs to the instance, and no other route is ever removed or replaced.
 
 use std::{
     collections::BTreeSet,
@@ -17,7 +16,7 @@ use crate::{CallError, Ec2Api, LOCAL_TARGET, RouteTable, RouteTableFilter, provi
 
 /// The code of the removal of a route that does not exist.
 const NO_ROUTE: &str = "InvalidRoute.NotFound";
-/// Bounds the instances that are known to have no route; others are looked up again.
+/// Bounds the instances that are known to have no route; further instances are looked up again.
 const MAX_KNOWN: usize = 10_000;
 /// Bounds the instances of a list, as EC2 bounds the values of a filter.
 const MAX_TARGETS: usize = 200;
@@ -26,15 +25,15 @@ const MAX_TARGETS: usize = 200;
 #[derive(Debug)]
 pub(super) struct CloudRoutes {
     api: Arc<dyn Ec2Api>,
-    /// Set if pods may have routes.
+    /// True if pods may have routes.
     is_enabled: bool,
-    /// The node's address, which no route may cover.
+    /// The node's address; no route may cover it.
     node: Option<IpAddr>,
     /// Instances that have no route.
     without: Mutex<BTreeSet<InstanceId>>,
 }
 
-/// A reason why a table can't have a route.
+/// Reason why a table can't have a route.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum Conflict {
     #[error("overlaps {0}, a network of the VPC itself")]
@@ -48,9 +47,9 @@ impl CloudRoutes {
         Self { api, is_enabled, node, without: Mutex::default() }
     }
 
-    /// Checks routes before an instance is launched for them. A route may lead to the instance that
-    /// an earlier call for the same pod has launched, and to no other: a route that could not be
-    /// removed would otherwise launch an instance with each call.
+    /// Checks routes before an instance is launched for them. An existing route may lead only to an
+    /// instance that an earlier call for the same pod has launched: otherwise a route that can't be
+    /// removed would cause a launch with each call.
     pub(super) async fn check(
         &self,
         vpc: &str,
@@ -76,8 +75,8 @@ impl CloudRoutes {
         Ok(())
     }
 
-    /// Makes the routes of an instance in the table of its subnet. A repeated call makes those
-    /// that are absent.
+    /// Creates the routes of an instance in the table of its subnet. A repeated call creates the
+    /// absent routes.
     pub(super) async fn open(
         &self,
         instance: &InstanceId,
@@ -88,7 +87,7 @@ impl CloudRoutes {
             return Ok(());
         }
         self.known().remove(instance);
-        // An annotation may name a network twice, for which EC2 would refuse the second route.
+        // An annotation may name a network twice, and EC2 would refuse the second route.
         let networks: BTreeSet<Cidr> =
             networks.iter().filter_map(|text| text.parse().ok()).collect();
         let filter = crate::InstanceFilter::Ids(vec![instance.0.clone()]);
@@ -120,7 +119,7 @@ impl CloudRoutes {
         Ok(())
     }
 
-    /// Removes the routes whose targets are these instances, which one list shows for all.
+    /// Removes the routes to these instances, which a single list shows for all.
     pub(super) async fn close(&self, instances: &[InstanceId]) -> Result<(), ProviderError> {
         if !self.is_enabled {
             return Ok(());
@@ -132,7 +131,7 @@ impl CloudRoutes {
         for instances in unknown.chunks(MAX_TARGETS) {
             match self.remove(instances).await {
                 Ok(()) => instances.iter().for_each(|instance| self.remember(instance)),
-                // The instances end all the same, because they cost money.
+                // The instances end nevertheless, because they cost money.
                 Err(error) if error.is_denied() => {
                     let error = &error as &dyn std::error::Error;
                     tracing::error!(?instances, error, "routes not removed, the policy denies it");
@@ -193,7 +192,7 @@ fn refused(network: &Cidr, why: impl std::fmt::Display) -> ProviderError {
     ProviderError::without_cause(ErrorClass::Invalid, what)
 }
 
-/// Returns the table of a subnet: its own, or otherwise the VPC's.
+/// Returns the table of a subnet: its own, or otherwise the VPC's main table.
 pub(super) fn table_of<'a>(
     tables: &'a [RouteTable],
     subnet: &str,
@@ -205,7 +204,8 @@ pub(super) fn table_of<'a>(
     })
 }
 
-/// Returns true if a table has the route of an instance, and false if the route can be made.
+/// Returns whether a table already has the route of an instance; fails if the route can't be
+/// created.
 fn is_made(table: &RouteTable, network: &Cidr, instance: &str) -> Result<bool, Conflict> {
     for route in &table.routes {
         let Ok(other) = route.network.parse::<Cidr>() else { continue };
@@ -265,7 +265,7 @@ mod tests {
         };
         assert_eq!(made("10.8.0.0/16", "i-1"), Ok(true));
         assert_eq!(made("10.10.0.0/16", "i-1"), Ok(false));
-        // Another network is another route, also within a network that leads elsewhere.
+        // A network within another network has a route of its own.
         assert_eq!(made("10.9.1.0/24", "i-1"), Ok(false));
         for (network, instance, why) in [
             ("10.8.0.0/16", "i-2", "leads to i-1 already, in rtb-1"),

@@ -4,33 +4,34 @@ use kiyot_engine::provider::ErrorClass;
 
 use crate::{CallError, Failure};
 
-/// The offerings that an error refuses, of those of a launch.
+/// Offerings of a launch that an error refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// None.
+    /// No offering.
     None,
     /// The requested offering.
     Offering,
-    /// All offerings of the type, which account or image do not allow, unless the request is wrong.
+    /// All offerings of the type, unless the request is wrong: account or image do not allow the
+    /// type.
     Type,
     /// All offerings in the zone.
     Zone,
     /// All offerings of the market.
     Market,
-    /// All offerings of the market whose types have the same quota of virtual CPUs. Each market of
-    /// a region has its own.
+    /// All offerings of the market whose types share a quota of virtual CPUs. Each market of a
+    /// region has its own quotas.
     Quota,
     /// All offerings: a quota of the region that every launch needs.
     All,
 }
 
-/// The code of the first spot launch of an account by credentials that can't create the role which
-/// spot instances need.
+/// The code of an account's first spot launch if the credentials can't create the role for spot
+/// instances.
 pub(super) const SERVICE_LINKED_ROLE: &str = "AuthFailure.ServiceLinkedRoleCreationNotPermitted";
 
 /// The error codes by class. EC2's API reference describes them ("Error codes for the Amazon EC2
-/// API"). An unknown code of a client's error is `Invalid`, and one of a server's error means that
-/// the outcome is unknown.
+/// API"). An unknown code of a client error is `Invalid`; an unknown code of a server error means
+/// that the outcome is unknown.
 #[rustfmt::skip]
 const CODES: [(&str, ErrorClass, Refused); 90] = [
     ("EncryptedVolumesNotSupported", ErrorClass::Capacity, Refused::Offering),
@@ -125,17 +126,17 @@ const CODES: [(&str, ErrorClass, Refused); 90] = [
     ("Unavailable", ErrorClass::Unanswered, Refused::None),
 ];
 
-/// Returns true for the code of an error that a smaller volume may avoid.
+/// Returns whether a smaller volume may avoid the error with this code.
 pub(super) fn depends_on_volume(code: &str) -> bool {
     matches!(code, "InsufficientVolumeCapacity" | "MaxIOPSLimitExceeded" | "VolumeLimitExceeded")
 }
 
-/// Returns true for the code of a launch whose image does not exist any more, or not yet.
+/// Returns whether the code means that a launch's image no longer exists, or not yet.
 pub(super) fn lacks_image(code: &str) -> bool {
     matches!(code, "InvalidAMIID.NotFound" | "InvalidAMIID.Unavailable")
 }
 
-/// Returns true for the reason of an instance's end (`StateReason`) that is a lack of capacity.
+/// Returns whether the reason of an instance's end (`StateReason`) is a lack of capacity.
 pub(super) fn lacks_capacity(code: &str) -> bool {
     matches!(
         code,
@@ -145,7 +146,7 @@ pub(super) fn lacks_capacity(code: &str) -> bool {
     )
 }
 
-/// Returns the usual cause of an instance's end (`StateReason`) that EC2's message does not name.
+/// Returns the usual cause of an instance's end (`StateReason`), if EC2's message does not name it.
 pub(super) fn usual_cause(code: &str) -> Option<&'static str> {
     (code == "Client.InternalError")
         .then_some("usually rights are missing on the KMS key of a volume (docs/ec2.md)")

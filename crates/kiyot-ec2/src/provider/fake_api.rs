@@ -40,7 +40,7 @@ pub(super) struct FakeApi {
     pub(super) instances: Vec<InstanceDescription>,
     /// The ids of each DescribeSubnets.
     pub(super) subnet_calls: Mutex<Vec<Vec<String>>>,
-    /// The lists that are never answered.
+    /// Lists that are never answered.
     pub(super) hanging: BTreeSet<&'static str>,
     /// The zones whose spot prices are never answered.
     pub(super) slow_zones: Mutex<BTreeSet<String>>,
@@ -48,7 +48,7 @@ pub(super) struct FakeApi {
     pub(super) denied: Mutex<BTreeSet<&'static str>>,
     /// The lists that were read.
     pub(super) lists: Mutex<Vec<&'static str>>,
-    /// The images, in place of the only one.
+    /// Images that replace [`IMAGE`].
     pub(super) images: Mutex<Option<Vec<Image>>>,
     /// The failures of the next RunInstances.
     pub(super) launch_failures: Mutex<VecDeque<Failure>>,
@@ -91,7 +91,7 @@ pub(super) fn image(id: &str, created: &str) -> Image {
     }
 }
 
-/// Returns the description of an instance type that can be used.
+/// Returns the description of a usable instance type.
 pub(super) fn described(name: &str) -> TypeDescription {
     TypeDescription {
         name: name.to_owned(),

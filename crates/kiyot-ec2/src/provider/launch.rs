@@ -1,4 +1,4 @@
-//! The request of a launch: a pure function of its record.
+//! Request of a launch: a pure function of its record.
 
 use kiyot_engine::{
     placement::Market,
@@ -24,7 +24,8 @@ const RUNC: &str = "runc";
 /// Returns the request of a launch of the first candidate. A replay has the same request, because
 /// its record has the same parameters.
 ///
-/// `architectures` are those of the instance type; `is_burstable` says if it has credits.
+/// `architectures` are the architectures of the instance type; `is_burstable` tells whether it has
+/// credits.
 pub(super) fn request(
     spec: &LaunchSpec,
     token: &str,
@@ -41,7 +42,7 @@ pub(super) fn request(
         invalid(format!("launch of {offering}: no subnet of the configuration is in its zone"))
     })?;
     let image = architectures.iter().find_map(|it| parameters.images.get(it)).ok_or_else(|| {
-        invalid(format!("launch of {offering}: the image has not its architecture"))
+        invalid(format!("launch of {offering}: the image does not have its architecture"))
     })?;
     let form = if parameters.image_has_agent { ImageForm::Prebuilt } else { ImageForm::Stock };
     let user_data = user_data::render(&cell_file(spec, &parameters), form)
@@ -70,7 +71,7 @@ pub(super) fn request(
 
 /// Returns the boot data of a cell.
 fn cell_file(spec: &LaunchSpec, parameters: &Parameters) -> CellFile {
-    // A pod whose instance has a profile asked for the metadata service.
+    // A pod that requests an instance profile needs the metadata service.
     let closed_addresses = match parameters.instance_profile {
         Some(_) => Vec::new(),
         None => METADATA_ADDRESSES.into(),

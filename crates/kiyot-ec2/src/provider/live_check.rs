@@ -1,8 +1,8 @@
-//! The live check of a configuration: its ids and permissions, proved by calls without effect.
+//! Live check of a configuration: calls without effect prove its ids and permissions.
 //!
-//! Lists are read as the daemon reads them. Calls that change something are dry runs, the launches
-//! with the parameters that the daemon would send. A call that needs an instance is tried on one
-//! of the node's own, because a policy may permit only instances with the cluster's tag.
+//! Lists are read as the daemon reads them. Calls that change something are dry runs; launches have
+//! the parameters that the daemon would send. A call that needs an instance is tried on an instance
+//! of the node, because a policy may permit only instances with the cluster's tag.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -69,16 +69,16 @@ pub async fn check(config: &MilpaBackend, owner: Owner, api: Arc<dyn Ec2Api>) ->
     check.caller.report
 }
 
-/// A live check that runs.
+/// Running live check.
 #[derive(Debug)]
 struct LiveCheck<'a> {
     caller: Caller,
     ec2: Ec2,
     config: &'a MilpaBackend,
     api: Arc<dyn Ec2Api>,
-    /// The VPC of the subnets, once they are read.
+    /// The VPC of the subnets, after they were read.
     vpc: Option<String>,
-    /// The node's instance, once it was found for its subnet.
+    /// The node's instance, after it was found for its subnet.
     node: Option<NodeSubnet>,
 }
 
@@ -118,8 +118,8 @@ impl LiveCheck<'_> {
         self.caller.finish();
     }
 
-    /// Reads the subnets, by their zone. Without the permission the zones are not known: each
-    /// subnet then has a zone of its own.
+    /// Reads the subnets, by their zone. Without permission the zones are unknown, and each subnet
+    /// counts as a separate zone.
     async fn subnets(&mut self) -> Option<BTreeMap<String, String>> {
         let ids = match self.config.ec2.subnets.as_slice() {
             [] => vec![self.node_subnet().await?],
@@ -155,7 +155,7 @@ impl LiveCheck<'_> {
         (!subnets.is_empty()).then_some(subnets)
     }
 
-    /// Finds the node's own subnet, in which cells are launched if none is configured.
+    /// Finds the node's own subnet, in which cells are launched if no subnets are configured.
     async fn node_subnet(&mut self) -> Option<String> {
         let address = self.config.gateway.node_address()?;
         let filter = InstanceFilter::PrivateAddress(address);
@@ -208,7 +208,7 @@ impl LiveCheck<'_> {
         Some(listed)
     }
 
-    /// Describes a type, as the daemon does with those that the built-in file lacks.
+    /// Describes a type, as the daemon describes types that the built-in file lacks.
     async fn instance_types(&mut self, in_zones: &[TypeInZone]) {
         const NAME: &str = "DescribeInstanceTypes";
         let zones = in_zones.iter().map(|entry| entry.zone.clone()).collect();
@@ -221,7 +221,7 @@ impl LiveCheck<'_> {
         }
     }
 
-    /// Reads the spot prices of the subnets' zones, or else of all zones.
+    /// Reads the spot prices of the subnets' zones, or otherwise of all zones.
     async fn spot_prices(
         &mut self,
         subnets: Option<&BTreeMap<String, String>>,
@@ -247,7 +247,7 @@ impl LiveCheck<'_> {
         Some(listed)
     }
 
-    /// Reads a page of the price list. Cells run without it, at the built-in prices.
+    /// Reads a page of the price list. Without the list, the built-in prices are used.
     async fn products(&mut self) {
         const NAME: &str = "GetProducts";
         let Some(page) = self.caller.call_optional(NAME, self.api.products(None)).await else {
@@ -260,7 +260,8 @@ impl LiveCheck<'_> {
         self.caller.add(outcome, NAME, &text);
     }
 
-    /// Tries a launch on demand in each zone, and a spot launch in the first that has an offer.
+    /// Tries an on-demand launch in each zone, and a spot launch in the first zone with a spot
+    /// offer.
     async fn launches(
         &mut self,
         resources: &Resources,
@@ -297,7 +298,7 @@ impl LiveCheck<'_> {
         }
     }
 
-    /// Returns all known types, for zones whose types are not known.
+    /// Returns all known types as the types of zones whose types are unknown.
     fn all_types_in(&self, resources: &Resources) -> Vec<TypeInZone> {
         let names = self.ec2.types.entries().iter().map(|entry| &entry.instance_type.name);
         let of_zone = |zone: &String| {
@@ -308,8 +309,8 @@ impl LiveCheck<'_> {
         resources.subnets.keys().flat_map(of_zone).collect()
     }
 
-    /// Returns the offering of a zone for a pod without annotations; an error says why there is
-    /// no offering.
+    /// Returns the offering of a zone for a pod without annotations; the error is the reason why no
+    /// offering fits.
     fn candidate(
         &self,
         catalogue: &Catalogue,
@@ -317,10 +318,10 @@ impl LiveCheck<'_> {
         launch_type: LaunchType,
     ) -> Result<Candidate, String> {
         let mut rules = Rules::of(self.config, ProviderKind::Ec2);
-        // Without the permission to describe subnets, zones are not known.
+        // Without permission to describe subnets, zones are unknown.
         let zone_is_known = !zone.starts_with("subnet-");
         if zone_is_known && !rules.zones.is_empty() && !rules.zones.iter().any(|it| it == zone) {
-            return Err("never launched: placement.zones has not this zone".to_owned());
+            return Err("never launched: placement.zones does not have this zone".to_owned());
         }
         rules.zones = vec![zone.to_owned()];
         let request = CellRequest { launch_type, ..CellRequest::default() };
@@ -346,8 +347,8 @@ impl LiveCheck<'_> {
         }
     }
 
-    /// Returns the request that the daemon would make for a pod without annotations. What only
-    /// the daemon has (token, certificate, agent) is replaced by values of the same form.
+    /// Returns the request that the daemon would make for a pod without annotations. Values of the
+    /// same form replace the values that only the daemon has (token, certificate, agent).
     async fn request(
         &self,
         resources: &Resources,
@@ -410,7 +411,7 @@ impl LiveCheck<'_> {
             let api = Arc::clone(&self.api);
             let trial = async {
                 match api.dry_run(&call).await {
-                    // EC2 has permitted the action before it looks for the instance.
+                    // EC2 checks the permission before it looks for the instance.
                     Err(error) if own.is_none() && error.code() == Some(NOT_FOUND) => Ok(()),
                     tried => tried,
                 }

@@ -1,4 +1,4 @@
-//! The catalogue of a region: instance types, their zones, and their prices.
+//! Catalogue of a region: instance types, their zones, and their prices.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -17,15 +17,14 @@ use crate::{
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Types<'a> {
     pub(super) region: &'a str,
-    /// Sizes and built-in prices, in whose place live ones stand.
+    /// Sizes and built-in prices. Live prices replace built-in prices.
     pub(super) built_in: &'a Catalogue,
     /// The types without a built-in price.
     pub(super) added: &'a [AddedType],
 }
 
-/// Returns the instance types of a region: those that the zones of the subnets have with their
-/// prices, the others without an offer. Spot counts as on-demand at most where its price is not
-/// known.
+/// Returns the instance types of a region. Types that the zones of the subnets offer have prices;
+/// other types have no offer. An unknown spot price counts as at most the on-demand price.
 pub(super) fn catalogue<'a>(
     types: Types<'_>,
     on_demand: Option<&Prices>,
@@ -85,8 +84,8 @@ pub(super) fn catalogue<'a>(
     Catalogue::new(entries.collect()).with_images(images)
 }
 
-/// Returns the offers of a type with its live on-demand price, which is the most that spot costs.
-/// A type without a built-in price gets an offer.
+/// Returns the offers of a type with its live on-demand price, which is the upper bound of the spot
+/// price. A type without a built-in price gets an offer.
 fn with_on_demand(offers: &[Offer], live: Option<Price>) -> Vec<Offer> {
     let Some(price) = live else { return offers.to_vec() };
     match offers {
@@ -198,7 +197,7 @@ mod tests {
 
     /// Verifies A12.
     #[test]
-    fn type_that_no_zone_of_the_subnets_has_fits_nothing_and_says_so() {
+    fn type_in_no_zone_of_the_subnets_fits_nothing_with_this_reason() {
         let in_zones = [
             in_zone("t3.nano", "us-east-1a"),
             in_zone("t3.micro", "us-east-1e"),

@@ -1,7 +1,7 @@
-//! The metadata service of instances, closed at EC2 before a pod is bound.
+//! Closing of an instance's metadata service at EC2 before a pod is bound.
 //!
-//! The route that the agent sets can be passed by frames of a pod's own (`NET_RAW`); the option of
-//! the instance can't.
+//! A pod with `NET_RAW` can bypass the agent's route with its own frames, but not the option of the
+//! instance.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,8 +26,8 @@ impl MetadataFence {
         Self { api }
     }
 
-    /// Closes the metadata service of an instance. A repeated call changes nothing, so that a call
-    /// without an answer is repeated, as is a throttled call.
+    /// Closes the metadata service of an instance. Closing is idempotent, so throttled and
+    /// unanswered calls are repeated.
     pub(super) async fn close(&self, instance: &InstanceId) -> Result<(), ProviderError> {
         let mut pause = FIRST_PAUSE;
         let mut calls = 0;
@@ -55,7 +55,7 @@ impl MetadataFence {
     }
 }
 
-/// Returns true if a repeated call may succeed. EC2 may not know a new instance yet.
+/// Returns whether a repeated call may succeed. EC2 may not know a new instance yet.
 fn may_succeed(error: &CallError) -> bool {
     matches!(
         classify(error).0,
@@ -75,7 +75,7 @@ mod tests {
 
     use super::{super::fake_api::FakeApi, *};
 
-    /// Closes a metadata service against failures, and returns the calls with the outcome.
+    /// Closes a metadata service while calls fail, and returns the number of calls and the outcome.
     async fn close(failures: &[&str]) -> (usize, Result<(), ErrorClass>) {
         let refused = |code: &&str| Failure::Refused { code: (*code).into(), message: "".into() };
         let metadata_failures = Mutex::new(failures.iter().map(refused).collect());

@@ -1,4 +1,4 @@
-//! The node's own subnet, in which cells are launched if the configuration names none.
+//! The node's own subnet, in which cells are launched if no subnets are configured.
 
 use std::net::Ipv4Addr;
 
@@ -17,10 +17,10 @@ pub(super) struct NodeSubnet {
     pub(super) metadata: Option<MetadataOptions>,
 }
 
-/// The reason why the node's subnet is not known.
+/// Reason why the node's subnet is unknown.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum UnknownSubnet {
-    /// The configuration, whose checks refuse this, has no address of the node.
+    /// The configuration has no address of the node; its checks refuse this.
     #[error("the node's IPv4 address is not known; allowed: ids of subnets in ec2.subnets")]
     NoAddress,
     /// No instance of the region has the address.
@@ -37,7 +37,7 @@ pub(super) enum UnknownSubnet {
     Several(Ipv4Addr, String),
 }
 
-/// Returns the node's instance and its subnet, of the instances with its address.
+/// Finds the node's instance and its subnet among the instances with the node's address.
 pub(super) fn find(
     address: Ipv4Addr,
     listed: Vec<InstanceDescription>,
@@ -70,7 +70,7 @@ mod tests {
 
     /// Verifies V78.
     #[test]
-    fn subnet_is_that_of_the_only_running_instance_with_the_address() {
+    fn subnet_is_of_the_only_running_instance_with_the_address() {
         let ended = InstanceDescription {
             state: InstanceStateName::Terminated,
             ..running("i-0", "subnet-0", ADDRESS)

@@ -1,7 +1,7 @@
 //! On-demand prices of the region, read from AWS's price list in the background.
 //!
-//! No pod waits for them: until they are read, and for types that the list lacks, the built-in
-//! prices are used.
+//! No pod waits for these prices: built-in prices are used until they are read, and for types that
+//! the list lacks.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ use crate::{
 const MAX_AGE: Duration = Duration::from_secs(12 * 3600);
 /// The pause after a failed reading.
 const RETRY_PAUSE: Duration = Duration::from_secs(3600);
-/// Bounds the pages of the list: ten times those of a region.
+/// Bounds the pages of the list: ten times the pages of a region.
 const MAX_PAGES: usize = 200;
 /// Bounds the calls for a page.
 const MAX_CALLS_OF_PAGE: u32 = 6;
@@ -44,14 +44,14 @@ pub(super) struct OnDemand {
     shared: Arc<Mutex<Shared>>,
 }
 
-/// The last prices, and the reading of the next.
+/// The last prices, and the running reading of new prices.
 #[derive(Debug, Default)]
 struct Shared {
     prices: Option<Arc<Prices>>,
-    /// The time from which on they are read again.
+    /// The time from which the prices are read again.
     until: Option<Instant>,
     reading: Option<JoinHandle<()>>,
-    /// Set if the last reading failed, which was logged.
+    /// True if the last reading failed and this was logged.
     has_failed: bool,
 }
 
@@ -62,7 +62,7 @@ struct Reader {
     region: String,
 }
 
-/// A price list that was read.
+/// Price list that was read.
 #[derive(Debug, Default)]
 struct PriceList {
     prices: Prices,
@@ -76,8 +76,8 @@ impl OnDemand {
         Self { reader, source, shared: Arc::default() }
     }
 
-    /// Returns the last prices, and begins to read them if they are absent or old. `None` if they
-    /// have never been read.
+    /// Returns the last prices, or `None` if they were never read. Begins to read absent or old
+    /// prices.
     pub(super) fn current(&self) -> Option<Arc<Prices>> {
         let mut shared = lock(&self.shared);
         let is_due = shared.until.is_none_or(|until| Instant::now() >= until);
@@ -106,7 +106,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 }
 
 impl Shared {
-    /// Takes the outcome of a reading. A list without a usable price changes nothing.
+    /// Stores the outcome of a reading. A list without a usable price changes nothing.
     fn take(&mut self, read: Result<PriceList, CallError>) {
         match read {
             Ok(PriceList { prices, set_aside }) if !prices.is_empty() => {
@@ -165,7 +165,7 @@ impl Reader {
         Ok(list)
     }
 
-    /// Reads a page. A call without effect can be repeated after every passing failure.
+    /// Reads a page. The call has no effect, so it is repeated after every transient failure.
     async fn page(&self, page: Option<String>) -> Result<crate::ProductPage, CallError> {
         let mut pause = FIRST_PAUSE;
         for _ in 1..MAX_CALLS_OF_PAGE {

@@ -20,12 +20,11 @@ use crate::{
 /// The counters of the calls.
 pub trait Counter: fmt::Debug + Send + Sync {
     /// Counts a call by its operation, such as `RunInstances`, and its outcome: `ok` or the class
-    /// of the error. Both are names from the code, so that their number is bounded.
+    /// of the error. Both are names from the code, so their number is bounded.
     fn called(&self, operation: &'static str, outcome: &'static str, duration: Duration);
 }
 
-/// The API of which each call is made at the pace of its action, and counted by its operation and
-/// outcome.
+/// API that makes each call at the pace of its action, and counts it by operation and outcome.
 #[derive(Debug)]
 pub struct PacedApi {
     api: Arc<dyn Ec2Api>,
@@ -121,7 +120,7 @@ impl Ec2Api for PacedApi {
     }
 
     async fn dry_run(&self, call: &DryRun) -> Result<(), CallError> {
-        // The daemon makes none.
+        // Dry runs are not paced, because the daemon makes no dry run.
         self.api.dry_run(call).await
     }
 
@@ -156,7 +155,7 @@ mod tests {
     use super::*;
     use crate::provider::fake_api::FakeApi;
 
-    /// Counts in order.
+    /// Records the counted calls in order.
     #[derive(Debug, Default)]
     struct Counted(Mutex<Vec<(&'static str, &'static str)>>);
 

@@ -11,12 +11,12 @@ use tokio::time::{Instant, sleep};
 
 /// Upper bound on [`Pace::slowdown`]: a hundred nodes then launch three instances a second.
 const MAX_SLOWDOWN: u32 = 64;
-/// Calls that are refused within this time were made at the same pace, and slow it once.
+/// Refusals within this time belong to calls at the same pace, so they slow the pace only once.
 const SLOWING_INTERVAL: Duration = Duration::from_secs(1);
 /// Time without a refusal after which the pace doubles.
 const RECOVERY_INTERVAL: Duration = Duration::from_secs(15);
 
-/// An action of the API that is paced.
+/// Paced action of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     /// RunInstances.
@@ -29,18 +29,18 @@ pub(super) enum Action {
     Tag,
     /// CreateRoute, DeleteRoute, ModifyInstanceAttribute.
     Route,
-    /// GetProducts, of an account's other limit.
+    /// GetProducts, which has a separate limit.
     Prices,
     /// ModifyInstanceMetadataOptions.
     Metadata,
 }
 
 impl Action {
-    /// The number of actions: the last one's index and one more.
+    /// The number of actions: the index of the last action plus one.
     const COUNT: usize = Self::Metadata as usize + 1;
 
-    /// Returns the rate: EC2's documented one of an account ("Request throttling for the Amazon EC2
-    /// API"), of which others use a part.
+    /// Returns the rate: EC2's documented rate of an account ("Request throttling for the Amazon
+    /// EC2 API"), which other nodes share.
     fn rate(self) -> Rate {
         let (burst, millis) = match self {
             Self::Launch => (5, 500),
@@ -55,7 +55,7 @@ impl Action {
     }
 }
 
-/// The pace of all actions. Waiting calls go on in order.
+/// Pace of all actions. Waiting calls continue in order.
 #[derive(Debug, Default)]
 pub(super) struct Pacing {
     paces: [Mutex<Pace>; Action::COUNT],
@@ -84,7 +84,7 @@ impl Pacing {
 #[derive(Debug)]
 struct Pace {
     bucket: TokenBucket,
-    /// Factor by which calls are rarer than at the documented rate.
+    /// Factor by which the pace is slower than the documented rate.
     slowdown: u32,
     /// Time of the last change of the slowdown, or of the last throttled call.
     changed: Option<Instant>,
@@ -107,7 +107,7 @@ impl Pace {
         self.bucket.pause(rate, now)
     }
 
-    /// Halves the pace at a throttled call, and doubles it again while there are none.
+    /// Halves the pace at a throttled call, and doubles it again while no call is throttled.
     fn learn(&mut self, is_throttled: bool, now: Instant) {
         let elapsed = self.changed.map(|changed| now.saturating_duration_since(changed));
         let is_due = |interval| elapsed.is_none_or(|elapsed| elapsed >= interval);
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn throttled_calls_slow_the_pace_and_others_restore_it() {
         let (mut pace, mut now) = (Pace::default(), Instant::now());
-        // Of calls that are refused together, one counts.
+        // Calls that are refused together count once.
         pace.learn(true, now);
         pace.learn(true, now);
         assert_eq!(pace.slowdown, 2);
@@ -179,7 +179,7 @@ mod tests {
         const NODES: usize = 100;
         const CALLS_OF_NODE: u32 = 20;
         let begun = Instant::now();
-        // The account's bucket is full again whenever it has no debt.
+        // The account's bucket counts as full whenever it has no debt.
         let mut account = TokenBucket::default();
         let (mut paces, mut left) = (vec![], vec![CALLS_OF_NODE; NODES]);
         paces.resize_with(NODES, Pace::default);

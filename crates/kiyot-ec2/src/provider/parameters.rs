@@ -1,5 +1,5 @@
-//! The provider's own parameters of a launch, as the journal keeps them. Everything that a replay
-//! of RunInstances needs is in them, so that a changed configuration changes no replay.
+//! Provider's own parameters of a launch, as recorded in the journal. They have everything that a
+//! replay of RunInstances needs, so a changed configuration changes no replay.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ const POWER_OFF_AFTER: &str = "power-off-after-secs";
 const CLUSTER_NETWORKS: &str = "cluster-networks";
 const CLOUD_ROUTES: &str = "cloud-routes";
 
-/// The keys of parameters that a pod chooses and on which no boot depends.
+/// Keys of parameters that a pod chooses and that do not affect a boot.
 pub(super) const WITHOUT_EFFECT_ON_BOOTS: &[&str] = &[VOLUME_GIB, CREDITS, CLOUD_ROUTES];
 
 /// An image with its volumes.
@@ -42,7 +42,7 @@ pub(super) const WITHOUT_EFFECT_ON_BOOTS: &[&str] = &[VOLUME_GIB, CREDITS, CLOUD
 pub(super) struct BootImage {
     pub(super) id: String,
     pub(super) root_device: String,
-    /// The least size of its root volume.
+    /// The smallest size of its root volume.
     pub(super) root_gib: Option<i32>,
     /// Its other volumes.
     pub(super) further_volumes: Vec<ImageVolume>,
@@ -69,16 +69,16 @@ pub(super) struct Parameters {
     pub(super) image_has_agent: bool,
     /// The image of pod sandboxes.
     pub(super) pause_image: String,
-    /// The time from boot without enrolment, in seconds, after which the instance powers off.
+    /// The time in seconds after its boot at which an instance powers off unless it has enrolled.
     pub(super) power_off_after_secs: u64,
-    /// The networks that the cell reaches by the node.
+    /// The networks that the cell reaches through the node.
     pub(super) cluster_networks: Vec<Cidr>,
-    /// The networks that the VPC routes to the instance, so that no warm cell has the parameters.
+    /// The networks that the VPC routes to the instance. No warm cell has such parameters.
     pub(super) cloud_routes: Vec<Cidr>,
 }
 
 impl Parameters {
-    /// Returns the form of the journal.
+    /// Returns the parameters in the journal's form.
     pub(super) fn stored(&self) -> BTreeMap<String, String> {
         let mut stored = BTreeMap::new();
         let mut put = |key: String, value: &str| stored.insert(key, value.to_owned());
@@ -135,7 +135,7 @@ impl Parameters {
         stored
     }
 
-    /// Returns the parameters of a journal; an error names the key that is missing or invalid.
+    /// Parses the parameters of a journal; the error has the missing or invalid key.
     pub(super) fn from_stored(stored: &BTreeMap<String, String>) -> Result<Self, ProviderError> {
         let wrong = |key: &str| {
             let doing = format!("parameter {key:?} of the recorded launch is missing or invalid");

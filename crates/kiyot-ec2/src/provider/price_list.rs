@@ -1,18 +1,18 @@
 //! Products of AWS's price list.
 //!
 //! A product is a JSON document with attributes and terms ("Finding services and products using the
-//! AWS Price List Query API"). Everything that is used is checked; reserved terms are skipped.
+//! AWS Price List Query API"). All used fields are checked; reserved terms are skipped.
 
 use std::collections::BTreeMap;
 
 use kiyot_values::price::Price;
 use serde::Deserialize;
 
-/// Bounds a product, in bytes: some have 40 KiB, of which most is reserved terms.
+/// Bounds a product, in bytes: some have 40 KiB, mostly of reserved terms.
 const MAX_PRODUCT_BYTES: usize = 512 * 1024;
 /// Bounds the name of an instance type, in bytes.
 const MAX_NAME_BYTES: usize = 64;
-/// Bounds the on-demand prices of a product: one, and one of each later date.
+/// Bounds the on-demand prices of a product: the current price, and a price for each later date.
 const MAX_PRICES: usize = 16;
 /// The unit of prices of instances.
 const HOURS: &str = "Hrs";
@@ -28,7 +28,7 @@ pub struct Listed {
     pub price: Price,
 }
 
-/// A product that has no usable on-demand price of an instance.
+/// Reason why a product has no usable on-demand price of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
     /// The product is too large.
@@ -37,7 +37,7 @@ pub enum Unusable {
     /// The text is not JSON of a product.
     #[error("the product is not the JSON of a product")]
     NotAProduct,
-    /// The product is another than an instance of Linux on shared hardware in the region.
+    /// The product is not an instance of Linux on shared hardware in the region.
     #[error("the product is not an instance of Linux on shared hardware in the region")]
     Other,
     /// The name of the instance type is not usable.
@@ -92,7 +92,7 @@ struct Dimension {
 }
 
 impl Listed {
-    /// Parses a product of the price list of a region. Of several prices the highest counts.
+    /// Parses a product of the price list of a region. The highest of several prices counts.
     pub fn parse(text: &str, region: &str) -> Result<Self, Unusable> {
         if text.len() > MAX_PRODUCT_BYTES {
             return Err(Unusable::TooLarge(text.len()));
@@ -132,7 +132,7 @@ impl Listed {
 mod tests {
     use super::*;
 
-    /// A product as AWS's documentation shows it, with the parts that are not used.
+    /// Product from AWS's documentation, with its unused parts.
     const PRODUCT: &str = r#"{
         "product": {
             "productFamily": "Compute Instance",

@@ -1,4 +1,4 @@
-//! Quotas of virtual CPUs: one for each market and family of instance types, in all zones of a
+//! Quotas of virtual CPUs. Each market and family of instance types has a quota for all zones of a
 //! region.
 
 use kiyot_engine::placement::{InstanceType, Offering, RefusedQuota};
@@ -6,8 +6,8 @@ use kiyot_engine::placement::{InstanceType, Offering, RefusedQuota};
 use crate::provider::Ec2;
 
 impl Ec2 {
-    /// Returns the quota that has no room for an offering: what is left of it is less than the
-    /// vCPUs of the type, so that no type of its family with as many fits either, in any zone.
+    /// Returns the quota that has no room for an offering. It has fewer vCPUs left than the type
+    /// needs, so no type of the family with at least as many vCPUs fits in any zone.
     pub(super) async fn refused_quota(&self, refused: &Offering) -> RefusedQuota {
         let added = self.added_types.last().await.unwrap_or_default();
         let built_in = self.types.entries().iter().map(|entry| &entry.instance_type);
@@ -16,8 +16,8 @@ impl Ec2 {
     }
 }
 
-/// Returns the quota that has no room for an offering of one of these types. Of an unknown type the
-/// size is not known, so that it stands for itself alone.
+/// Returns the quota that has no room for an offering of one of these types. The size of an unknown
+/// type is unknown, so its quota refuses only this type.
 fn refused_of<'a>(
     known: impl Iterator<Item = &'a InstanceType> + Clone,
     refused: &Offering,
@@ -34,8 +34,8 @@ fn refused_of<'a>(
 }
 
 /// Returns the family of instance types that share a quota of virtual CPUs ("Amazon EC2 instance
-/// quotas"): the standard one of A, C, D, H, I, M, R, T and Z, that of G and VT, and one of each
-/// other family.
+/// quotas"): the standard families A, C, D, H, I, M, R, T and Z share a quota, and so do G and VT;
+/// each other family has its own.
 fn quota_family(instance_type: &str) -> &str {
     let end = instance_type.find(|char: char| !char.is_ascii_alphabetic());
     match &instance_type[..end.unwrap_or(instance_type.len())] {
@@ -54,7 +54,7 @@ mod tests {
     use kiyot_engine::placement::{CatalogueFile, Market};
 
     #[test]
-    fn quota_is_that_of_the_types_family() {
+    fn quota_is_of_the_types_family() {
         for (family, types) in [
             ("standard", ["t3.nano", "m7i-flex.large", "is4gen.large"]),
             ("g", ["g5.xlarge", "vt1.3xlarge", "gr6.4xlarge"]),

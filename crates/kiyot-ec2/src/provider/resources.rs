@@ -22,7 +22,7 @@ pub(super) struct Resources {
     pub(super) images: BTreeMap<Architecture, BootImage>,
 }
 
-/// The reason why subnets and images are not known.
+/// Reason why subnets and images are unknown.
 #[derive(Debug, Clone, thiserror::Error)]
 pub(super) enum ResourcesError {
     #[error(transparent)]
@@ -33,14 +33,15 @@ pub(super) enum ResourcesError {
     Image(#[from] UnknownImage),
 }
 
-/// EC2 has no image for instances, or none of the architecture of the agent that they download.
+/// EC2 has no image for instances, or no image for the architecture of the agent that they
+/// download.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("ec2.image: EC2 has no available image of this id or name{}", downloading(*.0))]
 pub(super) struct UnknownImage(pub(super) Option<Architecture>);
 
-/// Returns the architecture of the agent that instances download, for an error.
+/// Returns the part of an error about the architecture of the agent that instances download.
 fn downloading(architecture: Option<Architecture>) -> String {
-    let of = |it: Architecture| format!(" for {it}, as which gateway.agent is built");
+    let of = |it: Architecture| format!(" for {it}, the architecture of gateway.agent");
     architecture.map(of).unwrap_or_default()
 }
 

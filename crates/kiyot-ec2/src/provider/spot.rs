@@ -1,7 +1,7 @@
-//! Spot prices of the subnets' zones, read in the background, each zone by itself.
+//! Spot prices of the subnets' zones, read in the background and separately for each zone.
 //!
-//! A zone whose list fails or is slow keeps its last prices, and the log says so. A launch waits
-//! for the first reading of a zone alone, which is bounded.
+//! A zone whose list fails or is slow keeps its last prices, and this is logged. A launch waits
+//! only for the first reading of a zone, for a bounded time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ use crate::{
 
 /// The time after which prices are read again.
 const MAX_AGE: Duration = Duration::from_secs(30 * 60);
-/// Bounds the time of a zone's list with all its pages, and the wait for the first.
+/// Time limit of a zone's list with all its pages, and of the wait for its first reading.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The spot prices by zone. The tasks that read them end with this value.
@@ -42,11 +42,11 @@ struct Reader {
 /// The outcome of the readings of a zone.
 #[derive(Debug)]
 struct ZonePrices {
-    /// The last prices; `None` if none were ever read.
+    /// The last prices; `None` if prices were never read.
     prices: Option<Arc<Vec<SpotPrice>>>,
-    /// The time from which on they are read again.
+    /// The time from which the prices are read again.
     until: Instant,
-    /// True if the last reading failed, which was logged.
+    /// True if the last reading failed and this was logged.
     has_failed: bool,
 }
 
@@ -56,7 +56,7 @@ impl Spot {
         Self { reader, tasks: Mutex::default() }
     }
 
-    /// Begins to read the prices that are absent or old.
+    /// Begins to read absent or old prices.
     pub(super) fn begin<'a>(&self, zones: impl IntoIterator<Item = &'a String>) {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.reader.zones.borrow();
@@ -70,12 +70,12 @@ impl Spot {
         }
     }
 
-    /// Returns the last prices of the zones, and begins to read those that are absent or old.
+    /// Returns the last prices of the zones, and begins to read absent or old prices.
     pub(super) async fn current(&self, zones: &BTreeSet<String>) -> Vec<Arc<Vec<SpotPrice>>> {
         self.begin(zones);
         let mut known = self.reader.zones.subscribe();
         let all_read = known.wait_for(|known| zones.iter().all(|zone| known.contains_key(zone)));
-        // Without prices, spot counts as on-demand at most.
+        // Without prices, spot counts as at most the on-demand price.
         let _ = timeout(READ_TIMEOUT, all_read).await;
         let known = self.reader.zones.borrow();
         zones.iter().filter_map(|zone| known.get(zone)?.prices.clone()).collect()
@@ -113,7 +113,7 @@ impl ZonePrices {
         let was_logged = before.as_ref().is_some_and(|before| before.has_failed);
         let prices = before.and_then(|before| before.prices);
         if !was_logged {
-            let used = if prices.is_some() { "previous" } else { "on-demand as the most" };
+            let used = if prices.is_some() { "previous" } else { "on-demand price" };
             let error = &error as &dyn std::error::Error;
             tracing::warn!(zone, used, error, "spot prices of a zone not read");
         }
@@ -132,7 +132,7 @@ mod tests {
         ["us-east-1a", "us-east-1b"].map(str::to_owned).into()
     }
 
-    /// Returns the zones with prices, and the time that they took.
+    /// Returns the zones with prices, and the time that the call took.
     async fn priced(spot: &Spot) -> (Vec<String>, Duration) {
         let began = Instant::now();
         let prices = spot.current(&zones()).await;

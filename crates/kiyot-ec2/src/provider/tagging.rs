@@ -1,4 +1,5 @@
-//! Tags of pods that take warm cells: set in the background, because no pod waits for them.
+//! Tags of pods that take warm cells. They are set in the background, because no pod waits for
+//! them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +17,7 @@ use crate::{
 
 /// Bounds the calls for an instance.
 const MAX_CALLS: u32 = 8;
-/// The pause after the first failed call, which doubles, and its bound.
+/// Pause after the first failed call. It doubles up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// See [`FIRST_PAUSE`].
 const MAX_PAUSE: Duration = Duration::from_secs(60);
@@ -28,7 +29,7 @@ const MAX_TASKS: usize = 1000;
 pub(super) struct Tagged {
     volumes: Vec<String>,
     interfaces: Vec<String>,
-    /// The keys that count for EC2's limit.
+    /// The keys that count toward EC2's limit.
     keys: BTreeSet<String>,
 }
 
@@ -43,7 +44,7 @@ impl Tagged {
     }
 }
 
-/// Sets tags of instances, each in a task of its own. The tasks end with this value.
+/// Sets tags of instances, each in its own task. The tasks end with this value.
 #[derive(Debug)]
 pub(super) struct Tagging {
     api: Arc<dyn Ec2Api>,
@@ -65,7 +66,7 @@ impl Tagging {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         while tasks.try_join_next().is_some() {}
         if tasks.len() >= MAX_TASKS {
-            tracing::warn!(%instance, busy = tasks.len(), "tags of a pod not set, too many are");
+            tracing::warn!(%instance, busy = tasks.len(), "tags of a pod not set, too many tasks");
             return;
         }
         let call = Call { api: Arc::clone(&self.api), instance: instance.clone() };
@@ -89,14 +90,14 @@ struct Call {
 }
 
 impl Call {
-    /// Sets the tags of instance, volumes and network interfaces, or of the instance alone if EC2
-    /// refuses that. Setting tags again is harmless, so that a call without an answer is repeated.
+    /// Sets the tags of instance, volumes and network interfaces, or only of the instance if EC2
+    /// refuses this. Setting tags is idempotent, so a call without a response is repeated.
     async fn set(
         &self,
         known: Option<Tagged>,
         tags: BTreeMap<String, String>,
     ) -> Result<(), CallError> {
-        // The answer to a launch has no volumes.
+        // The response to a launch has no volumes.
         let known = match known.filter(|known| !known.volumes.is_empty()) {
             Some(known) => known,
             None => self.described().await,
@@ -134,7 +135,7 @@ impl Call {
         }
     }
 
-    /// Describes the instance. Without an answer its volumes stay without the tags.
+    /// Describes the instance. Without a response its volumes stay untagged.
     async fn described(&self) -> Tagged {
         let filter = InstanceFilter::Ids(vec![self.instance.0.clone()]);
         let described = self.api.describe_instances(&filter).await.unwrap_or_default();
@@ -142,8 +143,9 @@ impl Call {
     }
 }
 
-/// Returns the tags that fit beside the present ones, the daemon's own first, and the keys of the
-/// others. An instance has further tags if the configuration or an operator has changed them.
+/// Returns the new tags that fit beside the present tags, the daemon's own first, and the keys of
+/// the tags that do not fit. An instance has further tags if the configuration or an operator has
+/// changed them.
 fn fitting(
     present: &BTreeSet<String>,
     tags: BTreeMap<String, String>,
@@ -183,7 +185,7 @@ mod tests {
         }
     }
 
-    /// Sets tags against failures, and returns the resources of each call.
+    /// Sets tags while calls fail, and returns the resources of each call.
     async fn set(failures: &[&str]) -> Vec<String> {
         let refused = |code: &&str| Failure::Refused { code: (*code).into(), message: "".into() };
         let failures = Mutex::new(failures.iter().map(refused).collect());
@@ -207,14 +209,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn refused_volume_leaves_the_instance_its_tags() {
+    async fn instance_is_tagged_if_its_volume_is_refused() {
         let all = "i-1 vol-1 eni-1";
         assert_eq!(set(&["InvalidVolume.NotFound"]).await, [all, "i-1"]);
         assert_eq!(set(&["UnauthorizedOperation"; 9]).await, [all, "i-1"]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn setting_ends_with_its_owner() {
+    async fn tag_setting_ends_with_its_owner() {
         let failures = Mutex::new(vec![Failure::Unanswered("reset".into()); 3].into());
         let api = Arc::new(FakeApi { tag_failures: failures, ..FakeApi::default() });
         let tagging = Tagging::new(Arc::clone(&api) as _);

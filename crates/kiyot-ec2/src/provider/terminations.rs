@@ -1,5 +1,5 @@
-//! Terminations in batches: pods that end together need one call, and an id that EC2 refuses
-//! spoils none. A refused batch is divided until the refusal is that of single ids.
+//! Terminations in batches: pods that end together need one call. An id that EC2 refuses does not
+//! keep the others from ending: a refused batch is divided down to single ids.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -18,9 +18,9 @@ const COLLECT: Duration = Duration::from_millis(200);
 const MAX_IDS: usize = 50;
 /// Bounds the calls of a batch. A single refused id of 50 needs 12.
 const MAX_CALLS: usize = 60;
-/// The refusals in a row, without a success, after which the whole batch is taken for refused.
+/// Consecutive refusals after which the whole batch counts as refused.
 const MAX_REFUSALS: usize = 10;
-/// Bounds the ids that are known to be refused alone.
+/// Bounds the remembered ids that EC2 refuses individually.
 const MAX_ALONE: usize = 1000;
 /// The code of the error that names unknown ids.
 pub(super) const NOT_FOUND: &str = "InvalidInstanceID.NotFound";
@@ -32,7 +32,7 @@ type Outcome = Result<Termination, ProviderError>;
 pub(super) struct Terminations {
     api: Arc<dyn Ec2Api>,
     waiting: Mutex<BTreeMap<String, Vec<oneshot::Sender<Outcome>>>>,
-    /// Ids that EC2 refused alone, the last tried at the end: they are in no batch of others.
+    /// Ids that EC2 refused individually, the last tried at the end. They are in no batch.
     alone: Mutex<VecDeque<String>>,
 }
 
@@ -41,7 +41,7 @@ impl Terminations {
         Self { api, waiting: Mutex::default(), alone: Mutex::default() }
     }
 
-    /// Terminates instances, together with those of other callers.
+    /// Terminates instances, together with other callers' instances.
     pub(super) async fn terminate(
         &self,
         ids: &[InstanceId],
@@ -62,7 +62,7 @@ impl Terminations {
         }
         let mut answered = kiyot_engine::provider::Terminations::new();
         for (id, outcome) in outcomes {
-            // The caller that led the batch was dropped.
+            // The leading caller of the batch was dropped.
             let lost = || {
                 let doing = format!("terminate instance {id}: the batch was abandoned");
                 Err(ProviderError::without_cause(ErrorClass::Transient, doing))
@@ -88,8 +88,8 @@ impl Terminations {
         }
     }
 
-    /// Terminates instances. A batch that EC2 refuses is called again without the ids that it calls
-    /// unknown, or in halves: one instance may be protected, or another's by its tags.
+    /// Terminates instances. A batch that EC2 refuses is repeated without the ids that EC2 calls
+    /// unknown, or in halves: an instance may be protected, or belong to another owner by its tags.
     async fn call(&self, ids: &[String]) -> BTreeMap<String, Outcome> {
         let mut outcomes = BTreeMap::new();
         let mut parts = self.parts(ids);
@@ -103,7 +103,7 @@ impl Terminations {
             calls += 1;
             let error = match self.api.terminate_instances(&part).await {
                 Ok(states) => {
-                    // A success shows that the refusals are those of ids.
+                    // A success shows that the refusals are about single ids.
                     (refusals, refusal) = (0, None);
                     self.keep_alone(&part, false);
                     outcomes.extend(part.into_iter().map(|id| {
@@ -140,8 +140,8 @@ impl Terminations {
         outcomes
     }
 
-    /// Returns the ids in the parts of the first calls: together, but for those that EC2 refused
-    /// alone, which are last.
+    /// Returns the parts of the first calls: a batch of ids, and then each id that EC2 refused
+    /// individually.
     fn parts(&self, ids: &[String]) -> VecDeque<Vec<String>> {
         let alone = self.alone();
         let together = ids.iter().filter(|id| !alone.contains(*id)).cloned().collect();
@@ -150,7 +150,7 @@ impl Terminations {
         parts.filter(|part: &Vec<String>| !part.is_empty()).collect()
     }
 
-    /// Records that an id was refused alone, or that ids were accepted.
+    /// Records that an id was refused individually, or that ids were accepted.
     fn keep_alone(&self, ids: &[String], is_refused: bool) {
         let mut alone = self.alone();
         alone.retain(|id| !ids.contains(id));
@@ -189,7 +189,7 @@ impl Drop for Collecting<'_> {
     }
 }
 
-/// Returns the progress of a termination. Without a state the instance is ending.
+/// Returns the progress of a termination. An instance without a state is ending.
 fn termination(state: Option<InstanceStateName>) -> Termination {
     match state {
         Some(InstanceStateName::Terminated) => Termination::Confirmed,
@@ -197,7 +197,7 @@ fn termination(state: Option<InstanceStateName>) -> Termination {
     }
 }
 
-/// Returns the ids that EC2's message names as unknown: then it has terminated none.
+/// Returns the ids that EC2's message names as unknown. EC2 has then terminated no instance.
 fn unknown_ids(error: &CallError, asked: &BTreeSet<String>) -> Vec<String> {
     let Failure::Refused { code, message } = &error.failure else { return Vec::new() };
     if code != NOT_FOUND {
@@ -208,7 +208,7 @@ fn unknown_ids(error: &CallError, asked: &BTreeSet<String>) -> Vec<String> {
     asked.iter().filter(|id| named.contains(id.as_str())).cloned().collect()
 }
 
-/// Returns true if the refusal may be that of some of the ids: neither a rate nor credentials.
+/// Returns whether the refusal may be about some of the ids, not about rate or credentials.
 fn is_of_ids(error: &CallError) -> bool {
     let is_answered = matches!(error.failure, Failure::Refused { .. });
     is_answered
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn terminations_of_pods_that_end_together_are_one_call() {
+    async fn terminations_of_pods_that_end_together_share_a_call() {
         let all = ids(0..40);
         let (api, terminations) = terminations(knowing(&all));
         let calls = all.iter().map(|id| terminations.terminate(std::slice::from_ref(id)));
@@ -291,7 +291,7 @@ mod tests {
             }
             let first = std::mem::take(&mut *api.calls.lock().unwrap());
             assert!(first.len() <= MAX_CALLS, "{code}: {}", first.len());
-            // Refused ids are called alone from then on.
+            // Refused ids are then called individually.
             let outcomes = terminations.terminate(&all).await;
             assert_eq!(outcomes.values().filter(|it| it.is_err()).count(), 3, "{code}");
             assert_eq!(api.calls.lock().unwrap().len(), 4, "{code}");
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn many_refused_ids_leave_the_others_their_end_after_some_batches() {
+    async fn other_ids_end_after_some_batches_despite_many_refused_ids() {
         let all = ids(0..50);
         let protected = all[..30].iter().map(|id| (id.0.clone(), "OperationNotPermitted"));
         let (api, terminations) =
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn refusal_of_every_id_is_that_of_all_after_few_calls() {
+    async fn refusal_of_every_id_ends_the_batch_after_few_calls() {
         let all = ids(0..50);
         let failure = Failure::Refused { code: "UnauthorizedOperation".into(), message: "".into() };
         let (api, terminations) = terminations(FakeApi { failure: Some(failure), ..knowing(&all) });
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn failure_that_is_of_no_id_is_that_of_all_at_once() {
+    async fn failure_about_no_single_id_ends_the_batch_at_once() {
         let all = ids(0..3);
         for (failure, class) in [
             (Failure::TooSlow(Duration::from_secs(30)), ErrorClass::Unanswered),

@@ -1,4 +1,4 @@
-//! Unit tests of the provider over a played API.
+//! Unit tests of the provider over a fake API.
 
 use kiyot_config::{GatewayListen, PriceSource};
 use kiyot_engine::{
@@ -120,7 +120,7 @@ async fn lists_are_read_again_at_their_age() {
         (OFFERINGS, Duration::from_secs(12 * 3600)),
         (TYPES, Duration::from_secs(12 * 3600)),
     ] {
-        // All are read now.
+        // All lists are read now.
         tokio::time::advance(Duration::from_secs(24 * 3600)).await;
         let before = reads(operation).await;
         tokio::time::advance(age - moment).await;
@@ -132,7 +132,7 @@ async fn lists_are_read_again_at_their_age() {
 
 /// Verifies V87.
 #[tokio::test(start_paused = true)]
-async fn denied_list_that_cells_do_not_need_costs_a_call_an_hour() {
+async fn denied_list_that_cells_do_not_need_is_called_once_an_hour() {
     let (api, ec2) = provider(FakeApi::default());
     api.denied.lock().unwrap().extend([SPOT_PRICES, TYPES]);
     for _ in 0..12 {
@@ -143,7 +143,7 @@ async fn denied_list_that_cells_do_not_need_costs_a_call_an_hour() {
     }
     let calls = |list: &str| api.lists.lock().unwrap().iter().filter(|it| **it == list).count();
     assert_eq!([SPOT_PRICES, TYPES].map(calls), [1, 1]);
-    // Both are permitted now.
+    // Both lists are permitted now.
     api.denied.lock().unwrap().clear();
     ec2.catalogue().await.unwrap();
     ec2.spot.readings_ended().await;
@@ -155,7 +155,7 @@ async fn denied_list_that_cells_do_not_need_costs_a_call_an_hour() {
 
 /// Verifies V78.
 #[tokio::test(start_paused = true)]
-async fn subnet_of_the_node_is_found_without_configured_subnets_and_not_looked_for_with_them() {
+async fn subnet_of_the_node_is_read_only_without_configured_subnets() {
     let instances = || vec![running("i-node", SUBNET, NODE)];
     let with_node = || FakeApi { instances: instances(), ..FakeApi::default() };
     let (api, without) = provider_in(with_node(), Vec::new());
@@ -180,7 +180,7 @@ async fn subnet_of_the_node_is_found_without_configured_subnets_and_not_looked_f
 
 /// Verifies V79.
 #[tokio::test(start_paused = true)]
-async fn types_that_are_not_described_leave_a_catalogue_of_the_built_in_file_in_time() {
+async fn catalogue_has_built_in_types_if_others_are_not_described_in_time() {
     let (_, provider) = provider(hanging(&[TYPES]));
     let began = Instant::now();
     let catalogue = provider.catalogue().await.unwrap();
@@ -208,7 +208,7 @@ async fn launch_of_an_added_type_is_the_same_before_and_after_a_restart() {
 
 /// Verifies A15.
 #[tokio::test]
-async fn denied_launch_and_a_volume_that_is_too_large_are_of_the_pod_s_request() {
+async fn denied_launch_and_too_large_volume_are_errors_of_the_pods_request() {
     let (_, provider) = provider(FakeApi::default());
     let error_of = async |volume_size_gib, code: &str| {
         let request = CellRequest { volume_size_gib, ..CellRequest::default() };
@@ -219,7 +219,7 @@ async fn denied_launch_and_a_volume_that_is_too_large_are_of_the_pod_s_request()
     };
     for (volume, code, expected) in [
         (None, "UnauthorizedOperation", true),
-        // The credentials are those of all launches.
+        // All launches have these credentials.
         (None, "AuthFailure", false),
         (None, "ExpiredToken", false),
         (None, "VolumeLimitExceeded", false),
@@ -236,7 +236,7 @@ async fn denied_launch_and_a_volume_that_is_too_large_are_of_the_pod_s_request()
         let of_zone = matches!(error.refusal, Some(LaunchRefusal::Zone(_)));
         assert_eq!(of_zone, is_zone, "{volume:?} {code}");
         if code.contains("Limit") || code.contains("Insufficient") {
-            // The pod itself tries another offering, if it has any.
+            // The pod itself tries its next offering, if any.
             let tried = spec(TYPE, BTreeMap::new()).candidates.remove(0).offering;
             assert!(error.refusal.unwrap().refuses(&tried), "{volume:?} {code}");
         }
@@ -271,13 +271,13 @@ fn newest_image_of_each_architecture_is_launched() {
         further_volumes: vec![ImageVolume { device: "/dev/sdb".into(), gib: 5 }],
     };
     let expected = [(Architecture::Amd64, boot("ami-new")), (Architecture::Arm64, boot("ami-arm"))];
-    // Whatever the order of the list.
+    // The order of the list does not matter.
     for rotation in 0..images.len() {
         let mut listed = images.clone();
         listed.rotate_left(rotation);
         assert_eq!(newest(listed), BTreeMap::from(expected.clone()), "{rotation}");
     }
-    // Equal times: every daemon chooses the same.
+    // At equal times every daemon chooses the same image.
     let same = ["ami-b", "ami-c", "ami-a"].map(|id| image(id, "x86_64", "2026-01-01T00:00:00Z"));
     assert_eq!(newest(same.to_vec()), [(Architecture::Amd64, boot("ami-c"))].into());
     assert_eq!(newest(Vec::new()), BTreeMap::new());
@@ -320,7 +320,7 @@ async fn image_is_looked_for_until_it_is_published_and_again_once_it_is_deregist
 
 /// Verifies V84.
 #[tokio::test]
-async fn instances_that_download_the_agent_are_of_its_architecture() {
+async fn instances_that_download_the_agent_have_its_architecture() {
     // The list has one image, of x86_64.
     for (agent, has_agent, is_launched) in [
         (Some(Architecture::Amd64), false, true),
@@ -336,7 +336,7 @@ async fn instances_that_download_the_agent_are_of_its_architecture() {
         for error in [checked.err(), ec2.catalogue().await.err()] {
             assert_eq!(error.is_none(), is_launched, "{agent:?} {has_agent}: {error:?}");
             let text = error.map(|error| error.text()).unwrap_or_default();
-            let expected = "for arm64, as which gateway.agent is built";
+            let expected = "for arm64, the architecture of gateway.agent";
             assert!(is_launched || text.ends_with(expected), "{text}");
         }
     }

@@ -8,7 +8,7 @@ use kiyot_link::bootstrap::{CellFile, GatewayAddress};
 const MAX_BYTES: usize = 16 * 1024;
 /// Script for an image of a distribution.
 const SCRIPT: &str = include_str!("user_data.sh");
-/// Unit of systemd that the script installs, and that a prebuilt image has.
+/// Unit of systemd, which the script installs and a prebuilt image has.
 const UNIT: &str = include_str!("../../../../config/kiyot-cell.service");
 
 /// The form of the image.
@@ -16,23 +16,21 @@ const UNIT: &str = include_str!("../../../../config/kiyot-cell.service");
 pub(super) enum ImageForm {
     /// The image has the agent and its service.
     Prebuilt,
-    /// The image is that of a distribution.
+    /// The image is a distribution's.
     Stock,
 }
 
-/// User data can't be made of the boot data of a cell.
+/// Reason why the boot data of a cell can't become user data.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UserDataError {
     /// The boot data can't be encoded.
     #[error("boot data")]
     Json(#[from] serde_json::Error),
     /// The gateway has no TCP address.
-    #[error("gateway {0}: is not on TCP, which instances dial")]
+    #[error("gateway {0}: is not on TCP; instances dial only TCP")]
     Gateway(GatewayAddress),
     /// The gateway serves no agent program.
-    #[error(
-        "gateway serves no agent program (gateway.agent), which an image without agent downloads"
-    )]
+    #[error("gateway serves no agent program (gateway.agent); an image without agent downloads it")]
     NoAgent,
     /// The user data is too long.
     #[error("user data of {0} bytes; allowed: at most {MAX_BYTES}")]
@@ -75,7 +73,7 @@ fn script(file: &CellFile, boot_data: &str) -> Result<String, UserDataError> {
         ("AGENT_SHA256", agent.sha256.clone()),
         ("UNIT", UNIT.trim_end().to_owned()),
     ];
-    // Each value is one of the daemon's own, and has no marker of another.
+    // The daemon makes all values, and no value contains the marker of another.
     let script = values.iter().fold(SCRIPT.to_owned(), |script, (name, value)| {
         script.replace(&format!("@{name}@"), value)
     });
@@ -90,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns boot data of about the longest that occurs.
+    /// Returns boot data of about the greatest length that occurs.
     fn file() -> CellFile {
         CellFile {
             bootstrap: Bootstrap {

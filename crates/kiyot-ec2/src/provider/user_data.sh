@@ -1,5 +1,6 @@
 #!/bin/sh
-# Makes a cell of this instance, whose image is that of Debian 12 or Amazon Linux 2023. Without a cell it powers off.
+# Makes a cell of this instance with an image of Debian 12 or Amazon Linux 2023. Without a cell it
+# powers off.
 set -eu
 umask 077
 export HOME=/root LC_ALL=C
@@ -14,7 +15,7 @@ finish() {
     }
 }
 trap finish EXIT
-# A step that hangs ends the instance too. The service has a timer of its own.
+# A hanging step ends the instance too. The service has its own timer.
 ( sleep @POWER_OFF_AFTER_SECS@; systemctl is-active --quiet kiyot-cell || systemctl poweroff ) < /dev/null > /dev/null 2>&1 &
 
 mkdir -p "$directory"
@@ -41,7 +42,7 @@ if ! has containerd || ! has runc || ! has curl; then
         # shellcheck disable=SC2086
         apt-get $options -qq -y install --no-install-recommends containerd runc curl ca-certificates
     elif has dnf; then
-        # curl is in the image, as the package curl-minimal.
+        # The image has curl, from the package curl-minimal.
         dnf -q -y install containerd runc
     else
         yum -q -y install containerd runc
@@ -49,7 +50,7 @@ if ! has containerd || ! has runc || ! has curl; then
 fi
 
 tries=0
-# The token is not in the arguments, which every process can read.
+# The token must not be in the arguments, which every process can read.
 until curl --fail --silent --show-error --max-time 600 --max-filesize @AGENT_BYTES@ --cacert "$directory/ca.pem" \
     --resolve 'gateway.kiyot.internal:@PORT@:@ADDRESS@' --config - --output "$program" \
     'https://gateway.kiyot.internal:@PORT@/agent' << 'KIYOT_END'

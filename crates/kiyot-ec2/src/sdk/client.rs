@@ -1,4 +1,4 @@
-//! The client.
+//! Client of EC2.
 
 use std::{
     collections::BTreeMap,
@@ -41,7 +41,7 @@ use crate::{
 
 /// Bounds the time of a call, or of a page of a list.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Bounds the time in which a connection is made.
+/// Time limit of making a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The instances of a page of DescribeInstances, the most that EC2 accepts.
 const PAGE_INSTANCES: i32 = 1000;
@@ -49,7 +49,7 @@ const PAGE_INSTANCES: i32 = 1000;
 const PAGE_ENTRIES: i32 = 1000;
 /// The tables of a page of DescribeRouteTables, the most that EC2 accepts.
 const PAGE_TABLES: i32 = 100;
-/// Bounds the pages of a list: a hundred times those of the longest.
+/// Bounds the pages of a list: a hundred times the pages of the longest list.
 const MAX_PAGES: usize = 1000;
 /// The operating system of spot prices.
 const LINUX: &str = "Linux/UNIX";
@@ -59,14 +59,14 @@ const LINUX: &str = "Linux/UNIX";
 pub struct ClientConfig {
     /// The region, such as `us-east-1`.
     pub region: String,
-    /// The URL of the endpoint; by default that of the region.
+    /// The URL of the endpoint; by default the region's.
     pub endpoint_url: Option<String>,
-    /// The URL of the endpoint of the price list; by default that of the nearest region which has
-    /// an endpoint.
+    /// The URL of the endpoint of the price list; by default the nearest region's with such an
+    /// endpoint.
     pub pricing_endpoint_url: Option<String>,
 }
 
-/// A client of EC2. Credentials are those of the SDK's default chain: environment, profile, web
+/// A client of EC2. Credentials come from the SDK's default chain: environment, profile, web
 /// identity, container, instance profile.
 #[derive(Debug, Clone)]
 pub struct Client {
@@ -81,7 +81,7 @@ impl Client {
         Self::of(config, &loader(&config.region).load().await)
     }
 
-    /// Returns a client with credentials of its own.
+    /// Returns a client with these credentials.
     pub async fn with_credentials(config: &ClientConfig, key_id: &str, secret: &str) -> Self {
         let credentials = Credentials::builder()
             .access_key_id(key_id)
@@ -132,7 +132,7 @@ fn loader(region: &str) -> ConfigLoader {
     aws_config::defaults(BehaviorVersion::latest())
         .http_client(http)
         .region(Region::new(region.to_owned()))
-        // The caller decides about retries: it has recorded what it does.
+        // The caller decides about retries, because it records its calls.
         .retry_config(RetryConfig::disabled())
         .timeout_config(timeouts)
         .stalled_stream_protection(
@@ -256,7 +256,7 @@ impl Ec2Api for Client {
             let filter = Filter::builder().name("availability-zone");
             vec![filter.set_values(Some(zones.to_vec())).build()]
         };
-        // With this start the history has the current prices alone.
+        // With this start the history has only the current prices.
         let call = self
             .sdk
             .describe_spot_price_history()
@@ -437,7 +437,7 @@ fn tag_filter(key: &str, value: &str) -> Filter {
     named_filter(&format!("tag:{key}"), value)
 }
 
-/// Returns a filter by a value. EC2 takes `*` and `?` in a value for wildcards, except after a
+/// Returns a filter by a value. EC2 treats `*` and `?` in a value as wildcards, except after a
 /// backslash.
 fn named_filter(name: &str, value: &str) -> Filter {
     Filter::builder().name(name).values(value).build()

@@ -35,14 +35,14 @@ where
     CallError { operation, failure }
 }
 
-/// Returns the error of an answer without a field.
+/// Returns the error of a response that lacks a field.
 pub(super) fn incomplete(operation: &'static str, field: &'static str) -> CallError {
     CallError { operation, failure: Failure::Incomplete(field) }
 }
 
-/// Returns true if nothing was sent, because there were no credentials, or no connection was made:
-/// a name without an address, no route, a refused or closed connection, a failed TLS handshake, or
-/// no end of these within the time limit of connections.
+/// Returns whether nothing was sent because credentials or a connection were missing. Causes of a
+/// missing connection: a name without an address, no route, a refused or closed connection, a
+/// failed TLS handshake, or the time limit of connections.
 fn is_unsent(error: &(dyn Error + 'static)) -> bool {
     let mut causes = std::iter::successors(Some(error), |&error| error.source());
     causes.any(|cause| {
@@ -97,17 +97,17 @@ mod tests {
         };
         tokio::select! {
             failure = failure_at(endpoint) => failure,
-            () = closing => unreachable!("it closes connections until it is dropped"),
+            () = closing => unreachable!("the listener closes connections until it is dropped"),
         }
     }
 
-    /// Returns the failure of a call of a listener that has no room for another connection.
+    /// Returns the failure of a call of a listener with a full backlog.
     async fn failure_at_full() -> Failure {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
         let listener = socket.listen(1).unwrap();
         let address = listener.local_addr().unwrap();
-        // Linux keeps one more than the backlog.
+        // Linux accepts one connection more than the backlog.
         let mut waiting = Vec::new();
         for _ in 0..2 {
             waiting.push(TcpStream::connect(address).await.unwrap());
@@ -118,7 +118,7 @@ mod tests {
     /// Verifies V32.
     #[tokio::test]
     async fn call_is_not_sent_without_a_connection() {
-        // A bound port that does not listen refuses connections, and nobody else gets it.
+        // A bound port that does not listen refuses connections, and no other process can use it.
         let silent = TcpSocket::new_v4().unwrap();
         silent.bind(([127, 0, 0, 1], 0).into()).unwrap();
         let silent_address = silent.local_addr().unwrap();

@@ -15,8 +15,8 @@ use aws_sdk_ec2::{
 
 use crate::RunInstances;
 
-/// The hop limit of answers of the metadata service: they reach the instance, and no container with
-/// a network of its own.
+/// Hop limit of the metadata service's responses: they reach the instance, but no container with
+/// its own network.
 const METADATA_HOPS: i32 = 1;
 
 /// Sets the parameters of a call.
@@ -78,7 +78,8 @@ pub(super) fn call(
     call
 }
 
-/// Returns the root volume, and the image's others with what differs from the image.
+/// Returns the root volume, and the image's other volumes with the settings that differ from the
+/// image.
 fn volumes(request: &RunInstances) -> Vec<BlockDeviceMapping> {
     let volume = |gib: i32| {
         EbsBlockDevice::builder()

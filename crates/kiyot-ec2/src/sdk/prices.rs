@@ -1,4 +1,4 @@
-//! The client of the price list.
+//! Client of the price list.
 
 use aws_config::{Region, SdkConfig};
 use aws_sdk_pricing::{
@@ -18,7 +18,8 @@ use crate::{CallError, ProductPage};
 
 /// The products of a page, the most that the price list accepts.
 const PAGE_PRODUCTS: i32 = 100;
-/// Bounds the answer of a page: ten times that of a hundred products with all their terms.
+/// Bounds the response with a page, in bytes: ten times the size of a hundred products with all
+/// terms.
 const MAX_PAGE_BYTES: usize = 16 * 1024 * 1024;
 
 /// Returns a client of the price list of a region.
@@ -58,7 +59,7 @@ pub(super) async fn products(
     ];
     let filters = filters.into_iter().filter_map(|(field, value)| {
         let filter = Filter::builder().r#type(FilterType::TermMatch).field(field).value(value);
-        // A filter with all three is complete.
+        // A filter with these three fields is complete.
         filter.build().ok()
     });
     let call = sdk
@@ -73,7 +74,7 @@ pub(super) async fn products(
     Ok(ProductPage { products: output.price_list.unwrap_or_default(), next })
 }
 
-/// Bounds the bytes of answers.
+/// Bounds the bytes of responses.
 #[derive(Debug)]
 struct BoundedAnswer;
 

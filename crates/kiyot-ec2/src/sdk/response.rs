@@ -1,4 +1,4 @@
-//! Answers of EC2.
+//! Responses of EC2.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
 /// The most bytes of a DNS name (RFC 1035).
 const MAX_NAME_BYTES: usize = 253;
 
-/// Returns an instance. Only id and state are indispensable.
+/// Returns an instance. Only id and state are required.
 pub(super) fn instance(
     operation: &'static str,
     instance: types::Instance,
@@ -56,7 +56,7 @@ pub(super) fn instance(
     })
 }
 
-/// Returns a name of the DNS, or "" for none and for a text that is no name.
+/// Returns a DNS name, or "" if it is absent or invalid.
 fn dns_name(name: Option<String>) -> String {
     let is_name = |name: &String| {
         name.len() <= MAX_NAME_BYTES
@@ -150,7 +150,7 @@ pub(super) fn route_table(table: types::RouteTable) -> Option<RouteTable> {
 
 fn route(route: types::Route) -> Option<Route> {
     let network = route.destination_cidr_block?;
-    // EC2 shows the instance of a route, and its interface too.
+    // EC2 shows both the instance and the interface of a route.
     let target = route
         .instance_id
         .or(route.gateway_id)

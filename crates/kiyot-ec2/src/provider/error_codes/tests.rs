@@ -1,4 +1,4 @@
-//! Tests of the classes. The expected ones are written out here, a row a code.
+//! Tests of the classes. The expected classes are listed here, one row for each code.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -117,7 +117,7 @@ fn failed(code: &str) -> Failure {
 }
 
 #[test]
-fn every_code_has_its_class_whatever_the_http_status() {
+fn every_code_has_its_class_at_any_http_status() {
     for (code, of, offerings) in EXPECTED {
         assert_eq!(class(refused(code)), (*of, *offerings), "{code}");
         assert_eq!(class(failed(code)), (*of, *offerings), "{code}");
@@ -130,7 +130,7 @@ fn every_code_has_its_class_whatever_the_http_status() {
 
 /// Verifies A29.
 #[test]
-fn documented_table_is_that_of_the_code() {
+fn documented_table_equals_the_table_in_code() {
     let mut kinds: Vec<(ErrorClass, Refused, Vec<String>)> = Vec::new();
     for (code, class, refused) in CODES {
         let code = format!("`{code}`");
@@ -159,7 +159,7 @@ fn documented_table_is_that_of_the_code() {
 }
 
 #[test]
-fn unknown_codes_and_lost_answers_are_classed_by_what_may_have_happened() {
+fn unknown_codes_and_lost_answers_are_classed_by_their_possible_effect() {
     assert_eq!(class(refused("Unheard")).0, Invalid);
     assert_eq!(class(failed("Unheard")).0, Unanswered);
     assert_eq!(class(Failure::NotSent("refused".into())).0, Transient);

@@ -1,5 +1,5 @@
-//! The calls of a live check: bounded in time, and ended by the first that shows an API that is
-//! down, so that it is reported once.
+//! Calls of a live check. Their time is bounded. The first call that shows that the API is down
+//! ends the check, so that the outage is reported once.
 
 use std::{collections::BTreeSet, future::Future, time::Duration};
 
@@ -25,17 +25,17 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(20);
 const TOTAL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bounds a message, in characters.
 const MAX_MESSAGE_CHARS: usize = 600;
-/// Replaces the text of an error that is that of the check before.
+/// Replaces the text of an error that equals the previous check's.
 const SAME_ERROR: &str = "the same error";
 /// Begins the warning about the price list.
 const BUILT_IN_PRICES: &str = "the built-in on-demand prices are used (ec2.prices)";
-/// Begins the part of a message that only `aws sts decode-authorization-message` reads.
+/// Begins the encoded part of a message, which only `aws sts decode-authorization-message` reads.
 const ENCODED: &str = "Encoded authorization failure message";
 
-/// A call that failed, or that was not made.
+/// Call that failed or was not made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Failed {
-    /// Set if the policy does not permit it.
+    /// True if the policy does not permit the call.
     pub(super) is_denied: bool,
 }
 
@@ -60,7 +60,7 @@ enum Verdict {
     Denied,
     /// No other call would succeed, for this reason.
     Stop(&'static str),
-    /// The offering has no room at present, which is no error of the configuration.
+    /// The offering has no capacity at present; the configuration is not wrong.
     NoRoom,
     /// Another error.
     Failed,
@@ -88,8 +88,8 @@ impl Caller {
         self.call_within(CALL_TIMEOUT, false, name, call).await
     }
 
-    /// Makes the calls of a list. One that is too slow says nothing of the other calls; the second
-    /// in a row does.
+    /// Makes the calls of a list. A single slow list does not end the check; the second in a row
+    /// does.
     pub(super) async fn list<T>(
         &mut self,
         name: &str,
@@ -147,7 +147,8 @@ impl Caller {
         Err(Failed { is_denied: verdict == Verdict::Denied })
     }
 
-    /// Makes a call of the price list, whose failure is a warning and says nothing of EC2.
+    /// Makes a call of the price list. Its failure is only a warning, because EC2 may work
+    /// nevertheless.
     pub(super) async fn call_optional<T>(
         &mut self,
         name: &str,
@@ -217,7 +218,7 @@ fn verdict(error: &CallError) -> Verdict {
     }
 }
 
-/// Returns code and message on a line, without the encoded part, which is long.
+/// Returns code and message on one line, without the long encoded part.
 fn message(error: &CallError) -> String {
     let text = error.failure.to_string();
     let text = text.split(ENCODED).next().unwrap_or_default();
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn denied_action_is_that_of_the_message_or_of_the_call() {
+    async fn denied_action_is_of_the_message_or_of_the_call() {
         let mut caller = caller();
         let named = "You are not authorized to perform this operation. User: u is not authorized \
                      to perform: iam:PassRole on resource: r. Encoded authorization failure \
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn second_slow_list_in_a_row_is_an_api_that_does_not_answer() {
+    async fn second_slow_list_in_a_row_stops_the_check() {
         let mut caller = caller();
         for name in ["DescribeInstanceTypeOfferings", "DescribeSpotPriceHistory"] {
             let never = std::future::pending::<Result<(), CallError>>();
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_a_line_of_bounded_length() {
+    fn message_is_one_line_of_bounded_length() {
         let text = message(&refused("Code", &format!("a\n\u{1b}[31m{}", "x".repeat(5000))));
         assert!(text.starts_with("Code: a  [31mxxx") && text.len() <= MAX_MESSAGE_CHARS, "{text}");
     }

@@ -7,8 +7,8 @@ use kiyot_values::cidr::Cidr;
 
 use crate::Subnet;
 
-/// Returns the warnings about a configuration with these subnets. `used` has the subnet of each
-/// zone that launches take.
+/// Returns the warnings about a configuration with these subnets. `used` has the subnet that
+/// launches use in each zone.
 pub(super) fn warnings(
     config: &MilpaBackend,
     subnets: &[Subnet],
@@ -29,7 +29,7 @@ pub(super) fn warnings(
     }
     let used: Vec<&Subnet> =
         subnets.iter().filter(|subnet| used.values().any(|id| *id == subnet.id)).collect();
-    // Subnets have IPv4 networks here, and the address behind a forwarder is not known.
+    // Only IPv4 networks are compared, and the address behind a forwarder is unknown.
     let Some(gateway) = config.gateway.node_address().map(IpAddr::V4) else {
         return warnings;
     };
@@ -86,13 +86,13 @@ mod tests {
     }
 
     #[test]
-    fn node_in_the_only_subnet_is_no_warning() {
+    fn node_in_the_only_subnet_causes_no_warning() {
         let subnets = [subnet("subnet-a", "a", "10.0.0.0/24")];
         assert_eq!(warned(&config("10.0.0.5:7700", &["10.96.0.0/12"]), &subnets), "");
     }
 
     #[test]
-    fn other_subnets_don_t_reach_cluster_networks() {
+    fn other_subnets_do_not_reach_cluster_networks() {
         let subnets =
             [subnet("subnet-a", "a", "10.0.0.0/24"), subnet("subnet-b", "b", "10.0.1.0/24")];
         let text = warned(&config("10.0.0.5:7700", &["10.96.0.0/12"]), &subnets);
@@ -105,7 +105,7 @@ mod tests {
         let subnets = [subnet("subnet-a", "a", "10.0.0.0/24")];
         let text = warned(&config("192.168.0.5:7700", &[]), &subnets);
         assert!(text.contains("192.168.0.5 is in no network of the subnets (10.0.0.0/24)"));
-        // Behind a forwarder the node's address is not known.
+        // Behind a forwarder the node's address is unknown.
         let mut forwarded = config("192.168.0.5:7700", &["10.96.0.0/12"]);
         forwarded.gateway.advertise =
             Some(kiyot_config::Advertise::Endpoint("1.2.3.4:80".parse().unwrap()));

@@ -1,4 +1,4 @@
-//! The node's instance: its metadata service, which its pods may reach.
+//! Check of the node's instance: its pods may reach its metadata service.
 
 use crate::{
     InstanceFilter, MetadataOptions,
@@ -11,9 +11,9 @@ use crate::{
 impl LiveCheck<'_> {
     /// Finds the node's instance, unless the subnets were read from it.
     pub(super) async fn find_node(&mut self) {
-        // The address behind a forwarder is not known.
+        // The address behind a forwarder is unknown.
         let Some(address) = self.config.gateway.node_address() else { return };
-        // That the node was not found is a failure already.
+        // If the node was not found, this is already reported.
         if self.node.is_some() || self.config.ec2.subnets.is_empty() {
             return;
         }
@@ -54,7 +54,7 @@ impl LiveCheck<'_> {
     }
 }
 
-/// Returns how a pod with a network of its own reaches the metadata service, if it does.
+/// Returns how a pod with its own network reaches the metadata service; `None` if it can't.
 fn way_of_pods(options: MetadataOptions) -> Option<String> {
     match options {
         MetadataOptions { is_enabled: false, .. } => None,

@@ -1,4 +1,4 @@
-//! The policy of the node's role, and the part of it with some actions.
+//! Policy of the node's role, and its part with given actions.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use kiyot_config::{self as config, NAME_TAG, OWN_TAG_PREFIX};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The policy; docs/ec2.md has what each right is for.
+/// The policy; docs/ec2.md has the purpose of each right.
 const POLICY: &str = include_str!("../../../../../config/iam-policy.json");
 /// The statement for cells with an instance profile.
 const PASS_ROLE: &str = include_str!("../../../../../config/iam-pass-role.json");
@@ -49,7 +49,7 @@ enum Actions {
 }
 
 impl Actions {
-    /// Returns those of a set.
+    /// Returns the actions that are wanted; `None` if no action is wanted.
     fn of(self, wanted: &BTreeSet<String>) -> Option<Self> {
         match self {
             Self::One(action) => wanted.contains(&action).then_some(Self::One(action)),
@@ -65,12 +65,12 @@ impl Actions {
     }
 }
 
-/// The values of the policy's placeholders, as far as the configuration has them.
+/// Values of the policy's placeholders that the configuration has.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Values {
     region: String,
     cluster: String,
-    /// The keys of tags, or patterns of them.
+    /// The keys of tags, or patterns of keys.
     tag_keys: Vec<String>,
 }
 
@@ -103,8 +103,8 @@ impl Values {
     }
 }
 
-/// Returns the part of the policy with these actions, as JSON. Actions that the policy does not
-/// know are named beneath it.
+/// Returns the part of the policy with these actions, as JSON. Actions that the policy lacks are
+/// listed below it.
 pub(super) fn part(actions: &BTreeSet<String>, values: &Values) -> String {
     let read = serde_json::from_str(POLICY).and_then(|policy: Policy| {
         let mut others: Vec<Statement> = serde_json::from_str(CLOUD_ROUTES)?;
@@ -114,7 +114,7 @@ pub(super) fn part(actions: &BTreeSet<String>, values: &Values) -> String {
     });
     let (policy, others) = match read {
         Ok(read) => read,
-        // A test reads both; without them the actions are named.
+        // A test parses both files; as a fallback only the actions are listed.
         Err(_) => return names(actions.iter()),
     };
     let statements = policy.statement.into_iter().chain(others);
@@ -211,7 +211,7 @@ mod tests {
 
     /// Verifies V99.
     #[test]
-    fn part_is_of_the_partition_of_the_region() {
+    fn part_has_the_partition_of_the_region() {
         for (region, arn, service) in [
             ("eu-west-1", "\"arn:aws:iam::", "\"ec2.amazonaws.com\""),
             ("cn-north-1", "\"arn:aws-cn:iam::", "\"ec2.amazonaws.com.cn\""),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn part_has_the_wanted_actions_alone() {
+    fn part_has_only_the_wanted_actions() {
         let policy: Policy = serde_json::from_str(POLICY).unwrap();
         let part = |actions: &[&str]| part(&set(actions), &values("eu-west-1"));
         let text = part(&["ec2:DescribeImages"]);

@@ -1,4 +1,4 @@
-//! The report of a live check.
+//! Report of a live check.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -52,7 +52,7 @@ impl LiveReport {
         self.denied.insert(action);
     }
 
-    /// Returns true if every check was made and none failed. Warnings don't count.
+    /// Returns whether every check was made and succeeded, perhaps with warnings.
     pub fn is_fine(&self) -> bool {
         let is_proved = |outcome| matches!(outcome, Outcome::Ok | Outcome::Warning);
         self.lines.iter().all(|(outcome, _)| is_proved(*outcome))

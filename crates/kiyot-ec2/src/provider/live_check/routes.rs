@@ -1,4 +1,5 @@
-//! The calls of `cloud_routes`, and the source/destination check that `cluster_networks` needs off.
+//! Calls of `cloud_routes`, and the source/destination check, which must be off for
+//! `cluster_networks`.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +59,7 @@ impl LiveCheck<'_> {
         }
     }
 
-    /// Reads the route tables, and returns the ids of those of the subnets.
+    /// Reads the route tables, and returns the ids of the subnets' tables.
     async fn route_tables(&mut self, subnets: Option<&BTreeMap<String, String>>) -> Vec<String> {
         const NAME: &str = "DescribeRouteTables";
         let filter = match &self.vpc {
@@ -82,7 +83,7 @@ impl LiveCheck<'_> {
         tables
     }
 
-    /// Warns if the node's instance drops the packets between cells and `cluster_networks`.
+    /// Warns if the node's instance drops packets between cells and `cluster_networks`.
     pub(super) fn source_dest_check(&mut self) {
         let Some(node) = &self.node else { return };
         let instance = &node.instance;
@@ -96,8 +97,8 @@ impl LiveCheck<'_> {
     }
 }
 
-/// Returns true if an error says that the action is permitted: EC2 looks for the instance and the
-/// route after that.
+/// Returns whether an error shows that the action is permitted: EC2 checks the permission before it
+/// looks for the instance and the route.
 fn is_permitted(error: &CallError, has_instance: bool) -> bool {
     match error.code() {
         Some(NOT_FOUND) => !has_instance,
