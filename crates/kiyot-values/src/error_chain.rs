@@ -13,3 +13,23 @@ pub fn error_chain(error: &dyn Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{text}")]
+    struct Failure {
+        text: &'static str,
+        source: Option<Box<Failure>>,
+    }
+
+    #[test]
+    fn causes_follow_their_error() {
+        let caused = |text, source| Failure { text, source: Some(Box::new(source)) };
+        let root = Failure { text: "root", source: None };
+        assert_eq!(error_chain(&root), "root");
+        assert_eq!(error_chain(&caused("top", caused("middle", root))), "top: middle: root");
+    }
+}

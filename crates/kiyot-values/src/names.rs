@@ -60,6 +60,16 @@ mod tests {
     }
 
     #[test]
+    fn amounts_of_memory_and_storage_are_bytes() {
+        for name in ["memory", "ephemeral-storage", EXTENDED_MEMORY, EXTENDED_STORAGE] {
+            assert!(is_bytes(name), "{name}");
+        }
+        for name in ["cpu", "pods", EXTENDED_CPU, CELL, "nvidia.com/gpu"] {
+            assert!(!is_bytes(name), "{name}");
+        }
+    }
+
+    #[test]
     fn resource_of_gpus_is_known_by_its_name() {
         for name in ["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"] {
             assert!(is_gpu(name), "{name}");

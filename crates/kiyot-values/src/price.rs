@@ -172,6 +172,16 @@ mod tests {
     }
 
     #[test]
+    fn costs_are_higher_than_prices() {
+        let micros = |text: &str| text.parse().map(Cost::micros);
+        assert_eq!(micros("250.50"), Ok(250_500_000));
+        assert_eq!(micros("100000000"), Ok(100_000_000_000_000));
+        for text in ["100000000.000001", "$1", ""] {
+            assert_eq!(micros(text), Err(NotACost), "{text}");
+        }
+    }
+
+    #[test]
     fn sums_are_exact_up_to_their_highest_value() {
         let prices = |a, b| (Price::from_micros(a) + Price::from_micros(b)).micros();
         let costs = |a, b| (Cost::from_micros(a) + Cost::from_micros(b)).micros();

@@ -187,6 +187,7 @@ mod tests {
             assert_eq!(limits.reached(spent(date, day, month)), reached);
         }
         assert_eq!(SpendingLimits::default().reached(spent(date, 5, 5)), None);
+        assert!(SpendingLimits::default().is_empty() && !limits.is_empty());
     }
 
     proptest! {

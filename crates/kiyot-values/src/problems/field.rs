@@ -181,3 +181,6 @@ impl<'r> Field<'r> {
         self.entries().into_iter().filter_map(|(key, field)| Some((key, field.text()?))).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -99,3 +99,6 @@ pub fn likely(key: &str, known: &[&'static str]) -> Vec<&'static str> {
     likely.sort_by(|(one, _), (other, _)| other.total_cmp(one));
     likely.into_iter().take(PROPOSALS).map(|(_, known)| known).collect()
 }
+
+#[cfg(test)]
+mod tests;
