@@ -158,13 +158,19 @@ mod tests {
         );
     }
 
+    /// Returns figures of 16 characters each.
+    fn many(count: usize) -> String {
+        (10..10 + count).map(|number| format!("\"a.b/{number}\" = 5\n")).collect()
+    }
+
     /// Verifies K14.
     #[test]
     fn wrong_figure_is_refused_by_key() {
-        let many: String = (0..80).map(|number| format!("\"a.b/{number}\" = 5\n")).collect();
+        let most = read(&many(64)).unwrap().unwrap();
+        assert_eq!(most.figures.len(), 64, "1024 characters");
         for (section, expected) in [
             ("", "kubernetes.capacity: has no figures"),
-            (many.as_str(), "figures of 1024 characters"),
+            (&many(65), "figures of 1024 characters"),
             ("cpu = 0", "a whole number from 1 to 999999"),
             ("cpu = -5", "kubernetes.capacity.cpu"),
             ("cpu = 1.5", "kubernetes.capacity.cpu"),

@@ -281,6 +281,14 @@ fn contradicting_keys_are_reported() {
             "backends.milpa.placement.zones[1] = \"b c\": is invalid; allowed: the name of a zone",
         ),
         (
+            format!("{WITH_CELLS}[backends.milpa.placement]\nzones = [{}]", "\"a\", ".repeat(33)),
+            "backends.milpa.placement.zones[0] = \"a\": is one of 33 zones; allowed: 32",
+        ),
+        (
+            format!("{WITH_CELLS}[backends.milpa.netns]\nreserve_memory = \"1023Ki\""),
+            "backends.milpa.netns.reserve_memory = \"1023Ki\": is invalid; allowed: a number",
+        ),
+        (
             format!("{WITH_CELLS}[backends.milpa.placement]\nspot_deadline = \"11m\""),
             "backends.milpa.placement.spot_deadline = \"11m\": is invalid; allowed: a duration",
         ),
@@ -297,6 +305,18 @@ fn contradicting_keys_are_reported() {
             "{start:?} is not the only one of {found:#?} of\n{text}"
         );
     }
+}
+
+#[test]
+fn bounds_of_zones_and_reserved_memory_are_allowed() {
+    let config = parsed(&format!(
+        "{WITH_CELLS}[backends.milpa.netns]\nreserve_memory = \"1Mi\"\n\
+         [backends.milpa.placement]\nzones = [{}]",
+        "\"a\", ".repeat(32)
+    ));
+    let milpa = milpa(&config);
+    assert_eq!(milpa.placement.zones.len(), 32);
+    assert_eq!(milpa.netns.machine.reserve_memory, Some(1 << 20));
 }
 
 #[test]
@@ -482,6 +502,8 @@ fn providers_are_one_on_the_node_and_ec2_in_an_order() {
     assert_eq!(of("provider = \"ec2\"").unwrap(), [Ec2]);
     assert_eq!(of("providers = [\"netns\", \"ec2\"]").unwrap(), [Netns, Ec2]);
     assert_eq!(of("providers = [\"ec2\", \"qemu\"]").unwrap(), [Ec2, Qemu]);
+    let is_on_the_node = |it| MilpaBackend::default().machine_of(it).is_some();
+    assert_eq!([Netns, Qemu, Ec2].map(is_on_the_node), [true, true, false]);
     for (keys, expected) in [
         ("providers = []", "backends.milpa.providers: names no provider"),
         ("providers = [\"netns\", \"qemu\"]", "or several of cells on the node"),
