@@ -347,6 +347,19 @@ fn clock_that_is_set_back_opens_nothing_again() {
     assert_eq!((launches(&effects), refusals(&effects).len()), (vec![], 1));
 }
 
+/// Verifies K24.
+#[test]
+fn report_of_no_more_than_the_known_cost_opens_no_account() {
+    let day = date(2026, 11, 30);
+    let (mut engine, _) = spender(day, spending(100, 1000));
+    for (own, accounts) in [(10, 0), (11, 1)] {
+        let reported = BudgetFigures { own: Some(spent(day, own, own)), ..spending(100, 1000) };
+        engine.set_budget(&key("web"), reported, after_noon(day, 10));
+        assert_eq!(spent_by(&mut engine, after_noon(day, 10)), spent(day, own, own));
+        assert_eq!(engine.costs.accounts().len(), accounts, "{own}");
+    }
+}
+
 /// Verifies K25.
 #[test]
 fn cells_of_a_spent_budget_end_if_it_says_so() {
