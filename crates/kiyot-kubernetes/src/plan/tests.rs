@@ -30,6 +30,13 @@ fn cells(number: usize, phase: admin::CellPhase, cost: u64) -> Vec<Cell> {
     (0..number).map(|number| cell(number, phase, cost)).collect()
 }
 
+/// Returns a bound cell with a label.
+fn labelled(value: &str) -> Vec<Cell> {
+    let mut cell = cell(0, admin::CellPhase::CellBound, 0);
+    cell.metadata.labels.insert("label".to_owned(), value.to_owned());
+    vec![cell]
+}
+
 /// Makes all writes that are due, as the API server answers them. Returns their number.
 fn write_all(plan: &mut Plan, now: Instant) -> usize {
     let mut writes = 0;
@@ -124,7 +131,28 @@ fn refused_object_is_not_written_again_until_it_changes() {
     plan.listed(Vec::new(), now);
     assert_eq!(plan.next(now), None);
     plan.want(cells(1, admin::CellPhase::CellBound, 1), now);
+    let write = plan.next(now).unwrap();
+    assert!(matches!(write, Write::Apply(_)));
+    plan.refused(write);
+    plan.want(labelled("another"), now);
     assert!(matches!(plan.next(now), Some(Write::Apply(_))));
+}
+
+/// Verifies K2.
+#[test]
+fn status_of_an_applied_object_is_written_again_under_another_uid() {
+    let (now, mut plan) = (Instant::now(), Plan::default());
+    plan.want(labelled("first"), now);
+    assert_eq!(write_all(&mut plan, now), 2);
+    plan.want(labelled("second"), now);
+    assert_eq!(write_all(&mut plan, now), 1, "its status stays");
+    // Another client deleted the object, and the write made it again.
+    plan.want(labelled("third"), now);
+    let write = plan.next(now).unwrap();
+    let mut response = labelled("third").remove(0);
+    response.metadata.uid = "another uid".to_owned();
+    plan.written(write, Some(&response), now);
+    assert!(matches!(plan.next(now), Some(Write::ApplyStatus(_))));
 }
 
 /// Verifies K5.
@@ -143,6 +171,19 @@ fn fields_that_an_older_schema_drops_are_not_written_again() {
     listed.metadata.resource_version = "3".to_owned();
     plan.listed(vec![listed], now);
     assert!(matches!(plan.next(now), Some(Write::ApplyStatus(_))));
+}
+
+/// Verifies K5.
+#[test]
+fn object_waits_once_and_for_a_write_alone() {
+    let (now, mut plan) = (Instant::now(), Plan::default());
+    for _ in 0..2 {
+        plan.want(cells(3, admin::CellPhase::CellBound, 0), now);
+        assert_eq!(plan.waiting(), 3);
+    }
+    write_all(&mut plan, now);
+    plan.want(cells(3, admin::CellPhase::CellBound, 0), now);
+    assert_eq!(plan.waiting(), 0);
 }
 
 #[test]
