@@ -319,6 +319,22 @@ mod tests {
 
     /// Verifies R4.
     #[test]
+    fn other_node_backend_needs_a_restart() {
+        let of = |backend: &str| {
+            config(&format!(
+                "[routing]\ndefault = \"containerd\"\n[server]\nnode_backend = {backend:?}\n\
+                 [backends.second]\ntype = \"cri\"\nsocket = \"/run/second.sock\"\n"
+            ))
+        };
+        let (old, new) = (of("containerd"), of("second"));
+        let reloaded = old.reloaded(&new, "test");
+        assert_eq!(reloaded.as_ref(), Ok(&old));
+        let restart = Diff::between(&old, &new).restart;
+        assert_eq!(listed(&restart), ["server.node_backend", "backends.milpa.node_containerd"]);
+    }
+
+    /// Verifies R4.
+    #[test]
     fn every_changed_key_of_the_policy_is_named() {
         let new = config(
             &format!(
