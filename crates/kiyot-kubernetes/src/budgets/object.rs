@@ -346,6 +346,7 @@ mod tests {
         let other = json!({ "node": "b", "hourlyMicros": 500_000, "serial": 4, "later": true });
         let own = |micros, serial| json!({ "node": "a", "hourlyMicros": micros, "serial": serial });
         let both = budget(json!([own(1_000_000, 7), other]));
+        assert_eq!((both.uid(), both.version()), ("u", "7"));
         let amounts = Amounts {
             limit: Some(2_500_000),
             others: 500_000,
