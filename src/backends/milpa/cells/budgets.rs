@@ -73,7 +73,8 @@ impl Cells {
     /// Returns the places of the node's instances that outlive it, with those in which no provider
     /// looks; `None` while a provider's place is not known.
     pub fn places(&self) -> Option<(Vec<String>, Vec<String>)> {
-        let outlive = self.shared.sources.iter().filter(|it| !it.capabilities.ends_with_node);
+        let sources = self.shared.sources.all();
+        let outlive = sources.iter().filter(|it| !it.capabilities.ends_with_node);
         let looks_in: Option<_> = outlive.map(|source| source.provider.shared_place()).collect();
         let elsewhere = self.shared.core().engine.other_places();
         Some((looks_in?, elsewhere.keys().map(ToString::to_string).collect()))
@@ -81,12 +82,12 @@ impl Cells {
 
     /// Returns whether another node has instances in a place, by a whole list of them.
     pub async fn has_instances_of(&self, node: &str, place: &str) -> Result<bool, ProviderError> {
-        let mut sources = self.shared.sources.iter();
+        let mut sources = self.shared.sources.all().into_iter();
         let source = sources.find(|it| it.provider.shared_place().as_deref() == Some(place));
         let doing = "list the instances of another node";
         let unknown = || ProviderError::without_cause(ErrorClass::NotFound, doing);
-        let call = source.ok_or_else(unknown)?.provider.has_instances_of(node);
-        within(OTHERS_TIMEOUT, doing, call).await
+        let source = source.ok_or_else(unknown)?;
+        within(OTHERS_TIMEOUT, doing, source.provider.has_instances_of(node)).await
     }
 
     /// Returns true if all instances of this node belong to known cells.
