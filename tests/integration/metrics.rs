@@ -131,8 +131,9 @@ async fn metrics_of_a_pod_in_a_cell_and_health_are_served_over_http() {
         assert!(found.get(sample).is_some_and(|value| *value >= least), "{sample}\n{page}");
     }
     let expected_here = |family: &str| {
-        // Without such a limit, price, cloud or access they are absent.
-        let absent = ["kiyot_price_limit", "kiyot_api_call", "kiyot_kubernetes_call"];
+        // Without such a limit, price, cloud, access or budget they are absent.
+        let absent =
+            ["kiyot_price_limit", "kiyot_api_call", "kiyot_kubernetes_call", "kiyot_budget_"];
         !absent.iter().any(|name| family.starts_with(name))
     };
     for family in metrics::ALL.iter().map(|metric| metric.family()) {
