@@ -22,6 +22,12 @@ const MAX_STEPS: usize = 64;
 /// Times of the containers by the node's clock.
 const TIMES: container_state::Times = container_state::Times { created: 1 << 60, now: 3 << 59 };
 
+fn assert_exit_time(status: &store::ContainerStatus) {
+    let (started, finished) = (status.started_unix_nanos, status.finished_unix_nanos);
+    let exit_times = started.max(TIMES.created)..=TIMES.now;
+    assert!(finished == 0 || exit_times.contains(&finished), "{status:?}");
+}
+
 /// Reads length-delimited events, and applies their reports to a container.
 ///
 /// # Panics
@@ -45,12 +51,7 @@ pub fn events(mut bytes: &[u8]) {
         };
         if let Some(next) = next {
             assert_ne!(before, cri::ContainerState::ContainerExited, "{event:?}");
-            assert!(
-                next.finished_unix_nanos == 0
-                    || (next.started_unix_nanos.max(TIMES.created)..=TIMES.now)
-                        .contains(&next.finished_unix_nanos),
-                "{next:?}"
-            );
+            assert_exit_time(&next);
             current = next;
         }
         if bytes.is_empty() {
@@ -171,12 +172,7 @@ impl Model {
         let before = container_state::state(&made.status);
         if let Some(next) = decide(&made.status) {
             assert_ne!(before, cri::ContainerState::ContainerExited, "it exits once");
-            assert!(
-                next.finished_unix_nanos == 0
-                    || (next.started_unix_nanos.max(TIMES.created)..=TIMES.now)
-                        .contains(&next.finished_unix_nanos),
-                "{next:?}"
-            );
+            assert_exit_time(&next);
             self.pods.set_status(&made.id, next.clone());
             made.status = next;
         }

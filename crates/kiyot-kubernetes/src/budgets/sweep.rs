@@ -54,6 +54,16 @@ impl Suspect {
     }
 }
 
+/// The entry of a suspect in a budget, as it was in an earlier period.
+#[derive(Clone, Copy)]
+struct Seen<'a> {
+    node: &'a str,
+    key: &'a BudgetKey,
+    serial: u64,
+    /// The places whose list showed none of the node's instances.
+    were_empty: &'a BTreeSet<String>,
+}
+
 #[derive(Debug, thiserror::Error)]
 enum SweepError {
     #[error(transparent)]
@@ -175,9 +185,8 @@ impl Sweeper {
         let mut empty = BTreeSet::new();
         let Some(suspect) = self.suspects.get(node) else { return Ok(empty) };
         for (key, serial) in suspect.serials.iter().take(MAX_BUDGETS) {
-            let swept =
-                self.sweep_of(api, (node, key, *serial), places, (&suspect.empty, &mut empty));
-            match swept.await {
+            let seen = Seen { node, key, serial: *serial, were_empty: &suspect.empty };
+            match self.sweep_of(api, seen, places, &mut empty).await {
                 // Another node has swept it, or its own has come back.
                 Ok(()) | Err(SweepError::Api(Failure::Conflict(_) | Failure::NotFound(_))) => {}
                 Err(error) => return Err(error),
@@ -186,14 +195,14 @@ impl Sweeper {
         Ok(empty)
     }
 
-    /// Sweeps the entry of a node in a budget. `were_empty` and `empty` are the places without its
-    /// instances in an earlier period and in this one.
+    /// Sweeps the entry of a node in a budget. `empty` are the places whose list shows none of its
+    /// instances in this period.
     async fn sweep_of(
         &self,
         api: &dyn Api,
-        (node, key, serial): (&str, &BudgetKey, u64),
+        Seen { node, key, serial, were_empty }: Seen<'_>,
         places: &Places,
-        (were_empty, empty): (&BTreeSet<String>, &mut BTreeSet<String>),
+        empty: &mut BTreeSet<String>,
     ) -> Result<(), SweepError> {
         let mut budget = api.get(key).await?;
         for _ in 0..MAX_WRITES {

@@ -226,7 +226,20 @@ pub(crate) fn keep(
     holder: &Arc<Holder>,
     calls: &Arc<Calls>,
 ) -> BudgetKeeper {
-    let options = BudgetOptions {
+    start(short_times(api, node), holder, calls)
+}
+
+pub(crate) fn start(
+    options: BudgetOptions,
+    holder: &Arc<Holder>,
+    calls: &Arc<Calls>,
+) -> BudgetKeeper {
+    BudgetKeeper::start(options, Arc::clone(holder) as _, Arc::clone(calls) as _)
+}
+
+/// Returns the options of a node's keeper, with short times.
+pub(crate) fn short_times(api: &ApiServer, node: &str) -> BudgetOptions {
+    BudgetOptions {
         period: Duration::from_millis(100),
         write_pause: Duration::from_millis(20),
         patience: Duration::from_millis(200),
@@ -236,8 +249,7 @@ pub(crate) fn keep(
         deleted_for: Duration::from_millis(200),
         first_pause: Duration::from_millis(20),
         ..BudgetOptions::new(options(api).access, node.to_owned())
-    };
-    BudgetKeeper::start(options, Arc::clone(holder) as _, Arc::clone(calls) as _)
+    }
 }
 
 pub(crate) async fn budgeted(dollars: &str) -> ApiServer {
