@@ -25,7 +25,7 @@ async fn routes(cloud: &Cloud) -> BTreeMap<String, String> {
     pairs.filter(|(_, instance)| !instance.is_empty()).collect()
 }
 
-/// Checks that a network of the pod `stays` is refused to another pod.
+/// Checks that another pod is refused the route of the pod `stays`.
 async fn is_taken(kubelet: &mut Kubelet) {
     let refused = kubelet.run_pod(&routed("second", "10.8.1.0/24")).await.unwrap_err();
     let taken = "cloud-route 10.8.1.0/24 is taken by pod default/stays";
@@ -34,7 +34,7 @@ async fn is_taken(kubelet: &mut Kubelet) {
 
 /// Verifies V45, V47, V48, V63.
 #[tokio::test]
-async fn route_of_a_pod_outlives_the_daemon_and_no_instance() {
+async fn route_of_a_pod_outlives_the_daemon_and_ends_with_its_instance() {
     let world = World::start().await;
     let mut options = world.options();
     options.of_provider.push_str("cloud_routes = [\"10.8.0.0/16\"]\n");
@@ -55,7 +55,7 @@ async fn route_of_a_pod_outlives_the_daemon_and_no_instance() {
     ]);
     assert_eq!(routes(&world).await, both);
 
-    // An instance that is terminated from the console while no daemon runs leaves its route.
+    // The instance is terminated from the console while no daemon runs: its route stays.
     kiyot.kill9();
     world.change("TerminateInstances", &second).await;
     world.reaches(&second, State::Terminated).await;
@@ -69,7 +69,7 @@ async fn route_of_a_pod_outlives_the_daemon_and_no_instance() {
     .await;
     assert_eq!(routes(&world).await, BTreeMap::from([("10.8.1.0/24".to_owned(), first)]));
 
-    wait_until("the other pod answers again", LIMIT, async || {
+    wait_until("the pod `stays` answers again", LIMIT, async || {
         kubelet.exec_sync(&stays.container("main").id, &["true"]).await.ok()
     })
     .await;

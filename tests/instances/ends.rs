@@ -5,7 +5,7 @@ use kiyot_testkit::{Kubelet, LIMIT, RunningPod, kill_all, processes, wait_until}
 
 use super::{SHORT_LISTING_PERIOD, WAIT, World, are_unharmed, pod, sandbox_ends};
 
-/// EC2's reason of an instance that a call stops or terminates.
+/// EC2's reason for the end of an instance that a call stops or terminates.
 const BY_USER: &str = "Client.UserInitiatedShutdown: User initiated shutdown";
 
 /// Waits until a pod has lost its cell, and checks the reason.
@@ -60,14 +60,14 @@ async fn instance_stopped_from_the_console_fails_its_pod_and_never_resumes_it() 
     is_lost(&mut kubelet, &stopped, BY_USER).await;
     world.reaches(&id, State::Terminated).await;
 
-    // Started again before the daemon is permitted to terminate it.
+    // The instance is started again before the daemon is permitted to terminate it.
     let started = kubelet.run_pod(&pod("started", WAIT)).await.unwrap();
     let id = world.instance_of("started").id;
     world.clear_calls();
     world.faults().set_denied("TerminateInstances", true);
     world.change("StopInstances", &id).await;
     world.reaches(&id, State::Stopped).await;
-    wait_until("the daemon terminates it", LIMIT, async || {
+    wait_until("the daemon terminates the instance", LIMIT, async || {
         world.calls_of("TerminateInstances").pop()
     })
     .await;
@@ -89,7 +89,7 @@ async fn instance_stopped_and_started_from_the_console_never_resumes_its_pod() {
     let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
     let running = kubelet.run_pod(&pod("stopped", WAIT)).await.unwrap();
     let id = world.launched().remove(0).id;
-    // Without the daemon, which would terminate a stopped instance.
+    // No daemon runs: it would terminate the stopped instance.
     kiyot.kill9();
     world.change("StopInstances", &id).await;
     world.reaches(&id, State::Stopped).await;
@@ -120,7 +120,7 @@ async fn killed_service_powers_its_instance_off() {
 
 /// Verifies V25.
 #[tokio::test]
-async fn daemon_that_is_killed_finds_its_pods_again() {
+async fn killed_daemon_finds_its_pods_again() {
     let world = World::start().await;
     let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
     let script = "i=0; while :; do i=$((i+1)); echo line $i; sleep 0.2; done";

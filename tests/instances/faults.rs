@@ -9,7 +9,7 @@ use super::{
     run_in_the_end,
 };
 
-/// Lists of another place: more than the two that end an instance without a cell.
+/// Lists of the other endpoint: more than the two that end an instance without a cell.
 const LISTS: usize = 3;
 
 /// Terminations that are denied before they are permitted again.
@@ -17,10 +17,10 @@ const DENIED: usize = 2;
 
 /// Verifies V27, V33.
 #[tokio::test]
-async fn agent_that_never_starts_fails_its_pod_with_the_console_and_a_denied_end_is_repeated() {
+async fn agent_that_never_starts_fails_its_pod_with_the_console_and_a_denied_end_is_retried() {
     let world = World::start().await;
     let mut options = world.options();
-    // A program without the command `service`: the instance does not end by itself.
+    // This program has no command `service`: the instance does not end by itself.
     options.sections.push_str("agent = \"/bin/true\"\n");
     let (mut kiyot, _kubelet) = world.daemon(options).await;
     world.faults().set_denied("TerminateInstances", true);
@@ -38,12 +38,12 @@ async fn agent_that_never_starts_fails_its_pod_with_the_console_and_a_denied_end
     world.has_no_cells().await;
 }
 
-/// A start while the API hangs is compared with the wait of the pod in a cell, which is bounded by
-/// 20 s: however slow the machine is, the node's pods don't wait for the API.
+/// The pod in a cell waits at most 20 s. The start during an outage is compared with that wait:
+/// however slow the machine is, pods on the node do not wait for the API.
 ///
 /// Verifies V28, V33.
 #[tokio::test]
-async fn api_that_is_down_delays_cells_alone() {
+async fn api_outage_delays_only_pods_in_cells() {
     let world = World::start().await;
     let mut options = world.options();
     options.milpa.push_str("launch_timeout = \"20s\"\n");
@@ -61,7 +61,7 @@ async fn api_that_is_down_delays_cells_alone() {
     let error = waiting.await.unwrap_err();
     let message = error.message();
     assert!(message.starts_with("the provider of cells: read subnets and images"), "{message}");
-    // Both lists are read at once, so that either may be the first to be too slow.
+    // Both lists are read concurrently: either may time out first.
     let calls = ["DescribeSubnets", "DescribeImages"];
     let late = |call: &str| message.ends_with(&format!("{call}: not answered within 20 s"));
     assert!(calls.into_iter().any(late), "{message}");
@@ -88,7 +88,7 @@ async fn api_that_is_down_delays_cells_alone() {
     world.ends(&mut kubelet, &all).await;
 }
 
-/// Runs a pod on the node, and makes the kubelet's calls for it.
+/// Runs a pod on the node and makes the kubelet's calls for it.
 async fn lives_on_the_node(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     let spec = Pod::new(name).container(Container::script("main", WAIT));
     let local = kubelet.run_pod(&spec).await.unwrap();
@@ -102,7 +102,7 @@ async fn lives_on_the_node(kubelet: &mut Kubelet, name: &str) -> RunningPod {
 
 /// Verifies V28, V80.
 #[tokio::test]
-async fn another_endpoint_or_region_proves_no_end() {
+async fn empty_lists_of_another_endpoint_or_region_end_no_pod() {
     let world = World::start().await;
     let other = Cloud::start().await;
     let mut options = world.options();
@@ -127,7 +127,7 @@ async fn another_endpoint_or_region_proves_no_end() {
             kubelet.exec_sync(&main, &["true"]).await.ok()
         })
         .await;
-        wait_until("the other place is asked for instances", LIMIT, async || {
+        wait_until("the other endpoint is asked for instances", LIMIT, async || {
             let mut lists = other.calls_of("DescribeInstances");
             lists.retain(|call| call.outcome == Outcome::Ok);
             (lists.len() >= LISTS).then_some(())
@@ -156,7 +156,7 @@ async fn another_endpoint_or_region_proves_no_end() {
 
 /// Verifies V80.
 #[tokio::test]
-async fn another_provider_proves_no_end() {
+async fn empty_lists_of_another_provider_end_no_pod() {
     let world = World::start().await;
     let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
     let local = kubelet.run_pod(&local_pod()).await.unwrap();
@@ -189,7 +189,7 @@ async fn another_provider_proves_no_end() {
     };
     assert_eq!((cells.len(), log.lines().filter(names).count()), (2, 1), "{log}");
 
-    // Its agent ends the pod, and the instance with it.
+    // The cell's agent ends the pod and the instance.
     kubelet.stop_and_remove(&deleted).await.unwrap();
     are_unharmed(&mut kubelet, &[&kept, &local]).await;
     assert!(world.calls_of("TerminateInstances").is_empty());

@@ -1,4 +1,4 @@
-//! Figures of an instance: in variables and files, and as the bound of updates.
+//! Figures of an instance: in environment variables, in files, and as the limit of updates.
 
 use std::fs;
 
@@ -8,10 +8,10 @@ use tonic::Code;
 
 use super::{WAIT, World, pod, run};
 
-/// Reads a file of the downward API in the cell as often as it can, and keeps all its contents.
+/// Reads a file of the downward API in a loop, and keeps every content that it reads.
 const READ: &str = "while :; do cat /about/cpus; echo; done >/tmp/read";
 
-/// The test plays the kubelet, which fills in 1000 CPUs of the node.
+/// The test acts as the kubelet, which fills in 1000 CPUs of the node.
 ///
 /// Verifies K19, K23.
 #[tokio::test]
@@ -54,7 +54,7 @@ async fn variable_and_files_without_a_limit_have_the_figures_of_the_instance() {
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut running = kubelet.running(&spec, config, sandbox);
-    // A subPath, bound as the kubelet binds it.
+    // A subPath, bound as by the kubelet.
     let directory = kubelet.pod_directory(&spec.uid);
     let part = directory.join("volume-subpaths/about/main/1");
     fs::create_dir_all(part.parent().unwrap()).unwrap();
@@ -77,8 +77,8 @@ async fn variable_and_files_without_a_limit_have_the_figures_of_the_instance() {
     let memory: u64 = run(&mut kubelet, &main, "cat /about/deep/memory").await.parse().unwrap();
     assert!((1024..2048).contains(&memory), "{memory} MiB of 2 GiB");
 
-    // The kubelet writes the volume again while the daemon is down, and afterwards; the API server
-    // does not come back.
+    // The kubelet writes the volume again while the daemon is down, and afterwards. The API server
+    // stays down.
     kiyot.kill9();
     api.stop().await;
     kubelet.update_volume(&spec, "about", &about("second", "1200"));
@@ -100,7 +100,7 @@ async fn variable_and_files_without_a_limit_have_the_figures_of_the_instance() {
 
 /// Verifies U29.
 #[tokio::test]
-async fn update_beyond_an_instance_is_refused_and_one_within_is_applied() {
+async fn update_beyond_an_instance_is_refused_and_a_smaller_update_is_applied() {
     let world = World::start().await;
     let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
     let mut spec = pod("growing", WAIT).annotation("pod.elotl.co/instance-type", "t3.small");

@@ -1,4 +1,4 @@
-//! HTTP proxy on the node.
+//! An HTTP proxy on the node.
 
 use std::{
     io::{Error, ErrorKind, Result},
@@ -12,7 +12,7 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-/// The longest head of a request.
+/// The maximal length of the head of a request.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
 
 /// HTTP proxy, for requests with an absolute URI and for tunnels (RFC 9110, sections 7.1, 9.3.6).
@@ -26,7 +26,7 @@ pub(crate) struct HttpProxy {
 #[derive(Debug, Clone)]
 pub(crate) struct Proxied {
     pub(crate) method: String,
-    /// Where it leads: host and port.
+    /// The destination: host and port.
     pub(crate) to: String,
     /// The header `proxy-authorization`.
     pub(crate) authorization: String,
@@ -43,7 +43,7 @@ impl HttpProxy {
             let mut connections = Vec::new();
             while let Ok((client, _)) = listener.accept().await {
                 let all = Arc::clone(&all);
-                // A client that hangs up ends its own connection alone.
+                // A client that disconnects ends its own connection only.
                 let serving = async move { serve(client, &all).await.unwrap_or_default() };
                 connections.push(AbortOnDropHandle::new(tokio::spawn(serving)));
             }

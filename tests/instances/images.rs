@@ -6,7 +6,7 @@ use kiyot_testkit::processes;
 
 use super::{WAIT, World, pod, run};
 
-/// Unit of the agent, as an image has it.
+/// Unit of the agent in an image.
 const UNIT: &[u8] = include_bytes!("../../config/kiyot-cell.service");
 
 /// Verifies V22, V39.
@@ -24,7 +24,7 @@ async fn image_with_the_agent_boots_from_the_metadata_service() {
     let (kiyot, mut kubelet) = world.daemon(options).await;
     let running = kubelet.run_pod(&pod("prebuilt", WAIT)).await.unwrap();
     assert!(!kiyot.log().contains("agent program is downloaded"), "{}", kiyot.log());
-    // The boot data came from there, and the pod has no way to it.
+    // The boot data comes from the metadata service, which the pod can't reach.
     let main = &running.container("main").id;
     let script = "wget -S -O - http://169.254.169.254/latest/meta-data/ 2>&1; true";
     let output = run(&mut kubelet, main, script).await;
@@ -37,7 +37,7 @@ async fn image_with_the_agent_boots_from_the_metadata_service() {
 async fn containerd_of_an_instance_has_the_proxies_of_the_daemon() {
     let world = World::start().await;
     let mut options = world.options();
-    // Its endpoint is reached without TLS, so that the daemon itself does not use the proxy.
+    // The endpoint is reached without TLS: the daemon itself does not use the proxy.
     let proxy = "http://user:hidden-word@192.0.2.1:3128";
     options.environment.push(("HTTPS_PROXY".to_owned(), proxy.to_owned()));
     let (kiyot, mut kubelet) = world.daemon(options).await;

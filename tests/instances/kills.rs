@@ -1,5 +1,5 @@
-//! Daemons killed at each step of a launch and of an end. Afterwards the pod has one instance or
-//! none, and never two, and a pod in a cell on the node is unharmed.
+//! Daemons killed at each step of a launch and of an end. Afterwards the pod has at most one
+//! instance, and a pod in a cell on the node is unharmed.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use kiyot_testkit::{
 
 use super::{WAIT, World, are_unharmed, run_in_the_end};
 
-/// Period of looks at the log, below the time between steps.
+/// Polling period for the log, shorter than the time between two steps.
 const LOG_POLL_PERIOD: Duration = Duration::from_millis(1);
 
 /// Begins the launch of a pod, waits until `step` is reached, and kills the daemon.
@@ -34,15 +34,15 @@ fn pod(name: &str, provider: &str) -> Pod {
     super::pod(name, WAIT).annotation("pod.elotl.co/provider", provider)
 }
 
-/// A pod on the node, which runs through the kills of the daemon.
+/// A pod in a cell on the node, which runs through the kills of the daemon.
 struct Beside {
     pod: RunningPod,
-    /// The length of the log when it ran.
+    /// The length of the log when the pod had started.
     log_bytes: usize,
 }
 
 impl Beside {
-    /// Starts a daemon with cells on the node and instances, and the pod.
+    /// Starts a daemon with the providers netns and ec2, and the pod.
     async fn start(world: &World, options: KiyotOptions) -> (Kiyot<'_>, Self) {
         let preferred = Some((Provider::Netns, String::new()));
         let (kiyot, mut kubelet) = world.daemon(KiyotOptions { preferred, ..options }).await;
@@ -51,12 +51,12 @@ impl Beside {
         (kiyot, Self { pod, log_bytes })
     }
 
-    /// Returns whether the log of what came later has a text.
+    /// Returns whether the log has a text after the start of the pod.
     fn has_log(&self, kiyot: &Kiyot<'_>, text: &str) -> bool {
         kiyot.log()[self.log_bytes..].contains(text)
     }
 
-    /// Waits until it has.
+    /// Waits until the log has a text after the start of the pod.
     async fn logged(&self, kiyot: &Kiyot<'_>, text: &str) {
         poll_until(format!("the log has {text:?}"), LIMIT, LOG_POLL_PERIOD, async || {
             self.has_log(kiyot, text).then_some(())
@@ -64,7 +64,8 @@ impl Beside {
         .await;
     }
 
-    /// Checks that it is unharmed, ends it with pods on instances, and checks that nothing is left.
+    /// Checks that the pod is unharmed, removes it together with pods on instances, and checks that
+    /// nothing is left.
     async fn ends(&self, world: &World, kiyot: &Kiyot<'_>, others: &[&RunningPod]) {
         let mut kubelet = kiyot.kubelet().await;
         assert_eq!(kiyot.cells().len(), 1, "{:?}", kiyot.cells());
@@ -75,7 +76,8 @@ impl Beside {
     }
 }
 
-/// Makes a directory with an `iptables-restore` that waits while the directory has a file `closed`.
+/// Makes a directory with programs `iptables` and `iptables-restore` that wait while it has a file
+/// `closed`.
 fn gate_of_firewall(of: &Path) -> PathBuf {
     let gate = of.join("gate");
     fs::create_dir(&gate).unwrap();
@@ -92,7 +94,7 @@ fn gate_of_firewall(of: &Path) -> PathBuf {
     gate
 }
 
-/// Waits until a call of an action is held.
+/// Waits until this many calls of an action are held.
 async fn is_held(world: &World, action: &str, calls: usize) {
     wait_until(format!("{action} is held"), LIMIT, async || {
         let calls_of = world.calls_of(action);
@@ -102,7 +104,7 @@ async fn is_held(world: &World, action: &str, calls: usize) {
     .await;
 }
 
-/// Runs the pod as the kubelet's retries do. It never has two instances.
+/// Runs the pod by the kubelet's retries. Panics if the pod has two instances at any time.
 async fn runs_on_one_instance(world: &World, kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
     let several = wait_until("the pod has two instances", LIMIT, async || {
         Some(world.left()).filter(|left| left.len() > 1)
@@ -116,7 +118,8 @@ async fn runs_on_one_instance(world: &World, kubelet: &mut Kubelet, spec: &Pod) 
     running
 }
 
-/// Restarts the daemon; the pod runs on one instance, and nothing is left after its end.
+/// Restarts the daemon. Checks that the pod runs on a single instance, and that nothing is left
+/// after its end.
 async fn goes_on(world: &World, kiyot: &mut Kiyot<'_>, spec: &Pod, beside: &Beside) {
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
@@ -131,7 +134,7 @@ async fn daemon_killed_before_its_launch_reaches_the_cloud_makes_one_instance() 
     let (mut kiyot, beside) = Beside::start(&world, world.options()).await;
     let spec = pod("killed", "ec2");
     world.faults().set_hold("RunInstances", Some(Hold::Effect));
-    // The launch on the node has begun, too.
+    // The launch on the node has begun as well.
     let on_node = pod("on-node", "netns");
     killed_at(&mut kiyot, &spec, async |kiyot| {
         is_held(&world, "RunInstances", 1).await;
@@ -143,7 +146,7 @@ async fn daemon_killed_before_its_launch_reaches_the_cloud_makes_one_instance() 
     .await;
     assert_eq!(world.launched().len(), 0);
     kiyot.start_again().await;
-    // The replay is under way before the first call arrives.
+    // The launch is replayed before the first call arrives.
     is_held(&world, "RunInstances", 2).await;
     let mut kubelet = kiyot.kubelet().await;
     let on_node = run_in_the_end(&mut kubelet, &on_node).await;
@@ -215,7 +218,7 @@ async fn daemon_killed_while_it_attaches_a_cell_ends_it_before_the_next() {
     spec.ports =
         vec![cri::PortMapping { container_port: 8080, host_port: 18080, ..Default::default() }];
     killed_at(&mut kiyot, &spec, async |_| {
-        wait_for("the firewall is called", || gate.join("waits").exists()).await;
+        wait_for("iptables is called", || gate.join("waits").exists()).await;
     })
     .await;
     assert!(!beside.has_log(&kiyot, "cell bound"), "{}", kiyot.log());

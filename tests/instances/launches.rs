@@ -43,7 +43,7 @@ async fn lost_reply_of_a_launch_makes_one_instance() {
 
 /// Verifies V26.
 #[tokio::test]
-async fn launch_goes_where_capacity_is() {
+async fn launch_moves_to_an_offering_with_capacity() {
     let world = World::start().await;
     let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
     let setup = world.setup().clone();
@@ -59,12 +59,12 @@ async fn launch_goes_where_capacity_is() {
     world.ends(&mut kubelet, &[&running]).await;
 }
 
-/// Returns the JSON of a pod that milpactl prints.
+/// Returns a pod as the JSON that milpactl prints.
 fn pod_object(kiyot: &Kiyot<'_>, name: &str) -> Value {
     object(kiyot, &["get", "pod", name])
 }
 
-/// Returns the JSON that a verb of milpactl prints.
+/// Returns the JSON that a command of milpactl prints.
 pub(super) fn object(kiyot: &Kiyot<'_>, verb: &[&str]) -> Value {
     let program = Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("milpactl");
     let (program, socket) =
@@ -75,7 +75,7 @@ pub(super) fn object(kiyot: &Kiyot<'_>, verb: &[&str]) -> Value {
 
 /// Verifies V64.
 #[tokio::test]
-async fn launch_that_ends_for_want_of_capacity_goes_to_another_offering() {
+async fn launch_that_lacks_capacity_moves_to_another_offering() {
     let world = World::start().await;
     let mut options = world.options();
     options.of_provider.push_str(SHORT_LISTING_PERIOD);
@@ -93,10 +93,10 @@ async fn launch_that_ends_for_want_of_capacity_goes_to_another_offering() {
         (instance.instance_type.clone(), instance.zone.clone(), instance.spot)
     };
     assert_ne!(offering(&world.instance_of("moved")), offering(&refused));
-    // Other pods avoid it too.
+    // Other pods avoid the offering as well.
     let next = kubelet.run_pod(&pod("next", WAIT)).await.unwrap();
     assert_ne!(offering(&world.instance_of("next")), offering(&refused));
-    // An operator sees it.
+    // The operator sees the failed start.
     for (name, failures, spot) in [("moved", 1, true), ("next", 0, false)] {
         let status = &pod_object(&kiyot, name)["status"];
         let found = (&status["startFailures"], &status["spotFailure"]);

@@ -1,4 +1,4 @@
-//! Life of a pod on an instance.
+//! The life of a pod on an instance.
 
 use kiyot_testcloud::{Instance, State};
 use kiyot_testkit::{Container, LIMIT, Source, cri, output, wait_until};
@@ -7,7 +7,7 @@ use super::{WAIT, World, pod, run};
 
 /// Verifies V23.
 #[tokio::test]
-async fn pod_on_an_instance_lives_as_one_on_the_node() {
+async fn pod_on_an_instance_behaves_as_on_the_node() {
     let world = World::start().await;
     let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
     let script = format!("echo hello from $(hostname); cat /settings/colour; {WAIT}");
@@ -37,7 +37,7 @@ async fn pod_on_an_instance_lives_as_one_on_the_node() {
     })
     .await;
     assert_eq!(page.trim(), "served");
-    // The user data has a tight umask, with which only root could run a program in a container.
+    // The user data sets a umask, with which only root could run a program in a container.
     assert_eq!(run(&mut kubelet, &main.id, "stat -c %a /").await.trim(), "755");
 
     kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "red")]));
@@ -55,8 +55,8 @@ async fn pod_on_an_instance_lives_as_one_on_the_node() {
     assert!(left.is_empty(), "leftovers:\n{left}");
 }
 
-/// Returns the status with which the metadata service answers a process in the network of a pod
-/// whose socket is bound to the device: it passes every route, and needs no capability.
+/// Returns the status with which the metadata service answers a process in the network of a pod.
+/// The process needs no capability: its socket is bound to the device and so passes every route.
 fn status_past_the_route(instance: &str) -> String {
     let powerless = ["setpriv", "--bounding-set=-all", "--reuid=65534", "--clear-groups"];
     let request =
@@ -68,8 +68,8 @@ fn status_past_the_route(instance: &str) -> String {
     output("ip", &command).unwrap()
 }
 
-/// Returns the response of the metadata service to frames of a process in the network of a pod that
-/// has no capability but `NET_RAW`.
+/// Returns the response of the metadata service to frames of a process in the network of a pod. The
+/// process has no capability but `NET_RAW`.
 async fn answer_to_frames(instance: &Instance) -> String {
     const REQUEST: &str = include_str!("raw_frames.py");
     let router = wait_until("the instance knows its router", LIMIT, async || {
@@ -95,7 +95,8 @@ async fn answer_to_frames(instance: &Instance) -> String {
 async fn metadata_service_is_closed_to_a_pod_without_an_instance_profile() {
     let world = World::start().await;
     let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
-    // A read without a token is refused by the service itself: a status proves that it is reached.
+    // The service refuses a read without a token: an HTTP status proves that the pod reaches the
+    // service.
     let script = "wget -S -O - http://169.254.169.254/latest/meta-data/ 2>&1; true";
     let closed = kubelet.run_pod(&pod("closed", WAIT)).await.unwrap();
     let read = run(&mut kubelet, &closed.container("main").id, script).await;
@@ -135,18 +136,18 @@ async fn metadata_service_stays_closed_to_a_pod_with_power_over_its_network() {
         run(&mut kubelet, &powers, read).await.contains("No route to host").then_some(())
     })
     .await;
-    // Past the route the service is reached, and refuses to answer.
+    // Past the route, the process reaches the service, which refuses to answer.
     let instance = world.instance_of("powerful").id;
     assert_eq!(status_past_the_route(&instance), "403");
     let mut privileged = pod("privileged", WAIT);
     privileged.containers[0].privileged = true;
     let privileged = kubelet.run_pod(&privileged).await.unwrap();
-    // It removes the route again and again, while it asks.
+    // The pod keeps removing the route while it reads.
     let past = format!(
         "(while :; do ip route del unreachable 169.254.169.254; done) > /dev/null 2>&1 & \
          {read}; kill $!"
     );
-    wait_until("the service is reached and refuses", LIMIT, async || {
+    wait_until("the pod reaches the service, which refuses", LIMIT, async || {
         let passed = run(&mut kubelet, &privileged.container("main").id, &past).await;
         assert!(!passed.contains("HTTP/1.1 401"), "{passed}");
         passed.contains("HTTP/1.1 403").then_some(())
@@ -157,16 +158,16 @@ async fn metadata_service_stays_closed_to_a_pod_with_power_over_its_network() {
 
 /// Verifies V22.
 #[tokio::test]
-async fn raw_frames_of_a_pod_reach_nothing_of_the_metadata_service() {
+async fn raw_frames_of_a_pod_get_no_token_from_the_metadata_service() {
     let world = World::start().await;
     let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
     let running = kubelet.run_pod(&pod("raw", WAIT)).await.unwrap();
     let instance = world.instance_of("raw");
     let answer = answer_to_frames(&instance).await;
-    // The service is reached, and refuses to give a token.
+    // The frames reach the service, which refuses to give a token.
     assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
     assert!(!answer.contains("token-"), "{answer}");
-    // The same frames of an instance whose pod has a profile get one.
+    // Pods with a profile are given a token for the same frames.
     let profile = "arn:aws:iam::123456789012:instance-profile/reader";
     let open = pod("open", WAIT).annotation("pod.elotl.co/instance-profile", profile);
     let open = kubelet.run_pod(&open).await.unwrap();
@@ -184,7 +185,7 @@ async fn metadata_service_of_a_warm_cell_is_closed_when_a_pod_takes_it() {
     let (_kiyot, mut kubelet, warm) = world.warm_daemon().await;
     assert_eq!(status_past_the_route(&warm.id), "401", "no pod can read it yet");
     let taken = kubelet.run_pod(&pod("taken", WAIT)).await.unwrap();
-    // Its tags follow later.
+    // The tags of the pod follow later.
     let status = kubelet.sandbox_status(&taken.sandbox).await.unwrap();
     assert_eq!(status.network.unwrap().ip, warm.address);
     assert_eq!(status_past_the_route(&warm.id), "403");
@@ -194,10 +195,10 @@ async fn metadata_service_of_a_warm_cell_is_closed_when_a_pod_takes_it() {
 
 /// Verifies V24.
 #[tokio::test]
-async fn pod_needs_two_calls_at_its_start_and_none_for_its_status() {
+async fn start_of_a_pod_makes_two_calls_and_its_status_makes_no_call() {
     let world = World::start().await;
     let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
-    // The first reads subnets, images, types and prices.
+    // The first pod's launch reads subnets, images, types and prices.
     let first = kubelet.run_pod(&pod("first", WAIT)).await.unwrap();
     world.clear_calls();
     let second = kubelet.run_pod(&pod("second", WAIT)).await.unwrap();
@@ -207,7 +208,8 @@ async fn pod_needs_two_calls_at_its_start_and_none_for_its_status() {
         kubelet.exec_sync(&second.container("main").id, &["true"]).await.unwrap();
     }
     let calls: Vec<_> = world.calls().into_iter().map(|call| call.action).collect();
-    // Lists of all cells have a period of their own, and the price list is read in the background.
+    // Not counted: lists of all cells have their own period, and the price list is read in the
+    // background.
     let is_of_pod = |action: &&String| !["DescribeInstances", "GetProducts"].contains(&&***action);
     let of_pod: Vec<_> = calls.iter().filter(is_of_pod).collect();
     assert_eq!(of_pod, ["RunInstances", "ModifyInstanceMetadataOptions"], "{calls:?}");

@@ -1,5 +1,5 @@
-//! Pods on instances of EC2, called as a kubelet calls. The instances are namespaces of a test
-//! cloud (crates/kiyot-testcloud), which run the user data that the daemon launches them with.
+//! Pods on instances of EC2, called as by a kubelet. The instances are namespaces of a test cloud
+//! (crates/kiyot-testcloud), which run the user data of their launch.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code")]
 
 mod cloud_routes;
@@ -42,13 +42,15 @@ use tonic::Status;
 /// Script of a container that runs until SIGTERM.
 const WAIT: &str = "trap 'exit 0' TERM; while :; do sleep 0.5; done";
 
-/// Key of a period of lists that is short, for tests of what lists show.
+/// Configuration of a short period of lists, for tests of their effects.
 const SHORT_LISTING_PERIOD: &str = "listing_period = \"1s\"\n";
-/// Time in which the node answers for its own pods, whatever the cloud does: shorter than the 20 s
-/// that the daemon waits for an API that hangs, and a hundred times what a busy machine needs.
+/// Time limit of the node's answers for its own pods during an outage of the cloud: shorter than
+/// the 20 s that the daemon waits for an API that hangs, and a hundred times what a busy machine
+/// needs.
 const LOCAL_LIMIT: Duration = Duration::from_secs(15);
-/// Time for a launch that can't succeed, of a daemon that finds it at its start. The kubelet's call
-/// joins it within this time, after some lists of the cloud, which take a busy machine 3 s.
+/// Configuration of a short time for launches that can't succeed. A restarted daemon has it: the
+/// kubelet's call joins the launch within this time, after some lists of the cloud, which take a
+/// busy machine 3 s.
 const SHORT_LAUNCH_TIMEOUT: &str = "launch_timeout = \"15s\"\n";
 
 /// A cloud whose consoles are printed if the test panics.
@@ -73,7 +75,8 @@ impl Drop for TestCloud {
     }
 }
 
-/// The machines of a test: a cloud, and the node in its VPC. Declared in the order of their ends.
+/// The machines of a test: a cloud, and the node in its VPC. The order of the fields is the order
+/// of their ends.
 struct World {
     node: Node,
     cloud: TestCloud,
@@ -106,7 +109,8 @@ impl World {
         (kiyot, kubelet)
     }
 
-    /// Starts the daemon with a warm pool of one cell, and waits for it. Returns its instance too.
+    /// Starts the daemon with a warm pool of one cell, and waits until the cell is warm. Returns
+    /// its instance too.
     async fn warm_daemon(&self) -> (Kiyot<'_>, Kubelet, Instance) {
         let mut options = self.options();
         options.sections.push_str("[[backends.milpa.warm]]\ncount = 1\n");
@@ -119,7 +123,7 @@ impl World {
         (kiyot, kubelet, warm)
     }
 
-    /// Returns the present instance of a pod, by its tags.
+    /// Returns the only running instance with the tags of a pod.
     fn instance_of(&self, pod: &str) -> Instance {
         let mut of_pod = self.running();
         of_pod.retain(|instance| instance.tags.get("kiyot:pod").is_some_and(|name| name == pod));
@@ -127,7 +131,7 @@ impl World {
         of_pod.remove(0)
     }
 
-    /// Sets or clears a `curl` that never ends on instances that are launched from now on, so that
+    /// Adds or removes a `curl` that never ends on instances that are launched from now on, so that
     /// their agent is not installed.
     fn set_installing_for_ever(&self, does: bool) {
         let mode = if does { 0o755 } else { 0o644 };
@@ -143,9 +147,9 @@ impl World {
         launched
     }
 
-    /// Launches a cell for a pod, and restarts the daemon with a short time for launches when the
-    /// console of the instance has a text: however slow the machine is, the time passes after that.
-    /// Returns the error of the kubelet's call.
+    /// Launches a cell for a pod. When the console of the instance has a text, restarts the daemon
+    /// with a short time for launches: however slow the machine is, that time passes after the
+    /// text. Returns the error of the kubelet's call.
     async fn error_of_launch_that_says(
         &self,
         kiyot: &mut Kiyot<'_>,
@@ -167,14 +171,14 @@ impl World {
         kiyot.kubelet().await.run_pod(spec).await.unwrap_err()
     }
 
-    /// Returns the instances of which something is left.
+    /// Returns the instances that are not terminated.
     fn left(&self) -> Vec<Instance> {
         let mut left = self.launched();
         left.retain(|instance| instance.state != State::Terminated);
         left
     }
 
-    /// Makes a call with an instance, as the console of EC2 does.
+    /// Makes a call for an instance, as from the console of EC2.
     async fn change(&self, action: &str, id: &str) {
         let reply = self.call(action, &[("InstanceId.1", id)]).await.unwrap();
         assert_eq!(reply.status, 200, "{}", reply.body);
@@ -219,7 +223,7 @@ fn local_pod() -> Pod {
     Pod::new("local").container(Container::script("main", WAIT))
 }
 
-/// Runs a pod as a kubelet does, which repeats a failed call.
+/// Runs a pod by the retries of a kubelet.
 async fn run_in_the_end(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
     wait_until(format!("the pod {} runs", spec.name), LIMIT, async || {
         kubelet.run_pod(spec).await.ok()
@@ -227,7 +231,8 @@ async fn run_in_the_end(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
     .await
 }
 
-/// Checks that pods have the same containers, which run, and that the node answers at once.
+/// Checks that the containers of pods are the same and run, and that the node answers within
+/// [`LOCAL_LIMIT`].
 async fn are_unharmed(kubelet: &mut Kubelet, pods: &[&RunningPod]) {
     let listed = timeout(allowed(LOCAL_LIMIT), kubelet.containers()).await;
     let listed = listed.expect("the node lists containers at once").unwrap();

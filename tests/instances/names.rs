@@ -8,9 +8,9 @@ use super::{
     pod,
 };
 
-/// Name server that only the node reaches.
+/// A name server that only the node can reach.
 const NODE_RESOLVER: &str = "127.0.0.53";
-/// Service of the cluster's name server, as the kubelet gives it to pods.
+/// Address of the service of the cluster's name server, which the kubelet gives to pods.
 const SERVICE: &str = "10.96.0.10";
 
 /// Runs a pod with a name server.

@@ -1,4 +1,4 @@
-//! Host ports, and networks of the cluster that cells reach by the node.
+//! Host ports, and networks of the cluster that cells reach through the node.
 
 use kiyot_testcloud::Hold;
 use kiyot_testkit::{LIMIT, cri, output, wait_until};
@@ -9,7 +9,7 @@ use super::{WAIT, World, pod, run};
 const SERVE: &str = "mkdir -p /tmp/www; hostname > /tmp/www/index.html; \
                      httpd -p 8080 -h /tmp/www; trap 'exit 0' TERM; \
                      while :; do sleep 0.2; done";
-/// Address of a service, as kube-proxy knows it.
+/// Cluster address of a service, for a rule as kube-proxy makes it.
 const SERVICE: &str = "10.96.0.10";
 
 /// Returns the page at a URL, fetched on the node.
@@ -44,7 +44,7 @@ async fn host_port_of_a_pod_leads_to_its_instance() {
         run(&mut kubelet, &client.container("main").id, &format!("timeout 5 wget -q -O - {url}"))
             .await;
     assert_eq!(fetched.trim(), "server");
-    // The rules outlive the daemon, and a later one removes them.
+    // The rules outlive the daemon, and a later daemon removes them.
     kiyot.kill9();
     assert_eq!(page(&url).await, "server");
     kiyot.start_again().await;
@@ -54,7 +54,7 @@ async fn host_port_of_a_pod_leads_to_its_instance() {
         .await;
 }
 
-/// Returns the daemon's rules in an order that does not depend on that of their creation.
+/// Returns the daemon's rules, sorted: they may be created in any order.
 fn sorted_rules() -> Vec<String> {
     let of_daemon = |rule: &&str| rule.contains("KIYOT");
     let mut rules: Vec<_> = nat_rules().lines().filter(of_daemon).map(ToOwned::to_owned).collect();
@@ -74,7 +74,7 @@ fn delete_nat_rules() {
 async fn host_port_leads_to_its_instance_again_after_a_reboot_of_the_node() {
     let world = World::start().await;
     let mut options = world.options();
-    // With it, pods without host ports have rules too.
+    // With cluster networks, pods without host ports have rules too.
     options.of_provider.push_str("cluster_networks = [\"10.96.0.0/12\"]\n");
     let (mut kiyot, mut kubelet) = world.daemon(options).await;
     let server = kubelet.run_pod(&server("server")).await.unwrap();
@@ -85,16 +85,14 @@ async fn host_port_leads_to_its_instance_again_after_a_reboot_of_the_node() {
     kiyot.kill9();
     delete_nat_rules();
     kiyot.start_again().await;
-    wait_until("all rules are there again", LIMIT, async || {
-        (sorted_rules() == before).then_some(())
-    })
-    .await;
+    wait_until("all rules are restored", LIMIT, async || (sorted_rules() == before).then_some(()))
+        .await;
     assert_eq!(page(&url).await, "server");
     let mut kubelet = kiyot.kubelet().await;
     let fetch = format!("timeout 5 wget -q -O - {url}");
     let fetched = run(&mut kubelet, &client.container("main").id, &fetch).await;
     assert_eq!(fetched.trim(), "server");
-    // Rules that are there stay as they are.
+    // A restart leaves existing rules unchanged.
     kiyot.restart().await;
     assert_eq!(page(&url).await, "server");
     let mut kubelet = kiyot.kubelet().await;
@@ -107,7 +105,7 @@ async fn host_port_leads_to_its_instance_again_after_a_reboot_of_the_node() {
 
 /// Verifies V76.
 #[tokio::test]
-async fn cgroup_of_a_running_pod_is_there_again_after_a_reboot_of_the_node() {
+async fn cgroup_of_a_running_pod_is_restored_after_a_reboot_of_the_node() {
     let world = World::start().await;
     let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
     let spec = pod("running", WAIT);
@@ -115,7 +113,8 @@ async fn cgroup_of_a_running_pod_is_there_again_after_a_reboot_of_the_node() {
     let running = kubelet.run_pod(&spec).await.unwrap();
     let ended = kubelet.run_pod(&pod("ended", WAIT)).await.unwrap();
     kubelet.stop_and_remove(&ended).await.unwrap();
-    // The test's kubelet leaves this to the runtime, as if the node had been rebooted since.
+    // The test's kubelet does not create the pod's cgroup, so that the cgroup is absent as after a
+    // reboot.
     let absent = || {
         let mut controllers = ["cpu", "cpuset", "memory", "pids", "systemd"].into_iter();
         controllers.find(|name| !is_cgroup(&format!("{name}{}", linux.cgroup_parent)))
@@ -123,7 +122,7 @@ async fn cgroup_of_a_running_pod_is_there_again_after_a_reboot_of_the_node() {
     assert!(absent().is_some());
     kiyot.kill9();
     kiyot.start_again().await;
-    // The daemon makes it before it answers.
+    // The daemon creates the cgroup before it answers.
     assert_eq!(absent(), None, "{}", kiyot.log());
     let cpus = format!("/sys/fs/cgroup/cpuset{}/cpuset.cpus", linux.cgroup_parent);
     assert_ne!(std::fs::read_to_string(cpus).unwrap().trim(), "");
@@ -133,14 +132,14 @@ async fn cgroup_of_a_running_pod_is_there_again_after_a_reboot_of_the_node() {
     world.has_no_cells().await;
 }
 
-/// Returns true if a cgroup of version 1 exists.
+/// Returns whether a cgroup of version 1 exists.
 fn is_cgroup(path: &str) -> bool {
     std::path::Path::new("/sys/fs/cgroup").join(path).is_dir()
 }
 
 /// Verifies V30.
 #[tokio::test]
-async fn rules_of_a_daemon_that_was_killed_in_the_attachment_do_not_fail_it() {
+async fn attachment_succeeds_despite_rules_of_a_killed_daemon() {
     let world = World::start().await;
     let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
     world.faults().set_hold("RunInstances", Some(Hold::Reply));
@@ -190,7 +189,7 @@ async fn service_of_the_cluster_is_reached_from_a_cell_by_the_node() {
     let mut options = world.options();
     options.of_provider.push_str("cluster_networks = [\"10.96.0.0/12\"]\n");
     let subnet = world.setup().subnets[0].id.clone();
-    // In the node's subnet.
+    // The cluster network contains the node's subnet.
     let all = options.of_provider.clone();
     let line = all.lines().find(|line| line.starts_with("subnets")).unwrap();
     options.of_provider = all.replace(line, &format!("subnets = [\"{subnet}\"]"));
@@ -203,7 +202,7 @@ async fn service_of_the_cluster_is_reached_from_a_cell_by_the_node() {
     let route = run(&mut kubelet, &client_id, &format!("ip route get {SERVICE}")).await;
     let by_node = format!("via {}", world.host().unwrap().address);
     assert!(route.contains(&by_node), "{route}");
-    // A rule of kube-proxy to another cell, in the same subnet as the client.
+    // A rule as of kube-proxy leads to another cell, in the subnet of the client.
     let endpoint = format!("{address}:8080");
     let rule = ["-d", SERVICE, "-p", "tcp", "--dport", "80", "-j", "DNAT", "--to", &endpoint];
     let arguments = [&["-w", "10", "-t", "nat", "-A", "PREROUTING"][..], &rule].concat();

@@ -1,4 +1,4 @@
-//! An API that is down, or refuses the daemon, while pods run.
+//! Outages and refusals of the API while pods run.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use kiyot_testkit::{Kiyot, Kubelet, LIMIT, Pod, RunningPod, wait_for, wait_until
 
 use super::{SHORT_LISTING_PERIOD, WAIT, World, are_unharmed, local_pod, pod, run_in_the_end};
 
-/// The code of a call that EC2 refuses for now, because there are too many.
+/// The code of a call that EC2 refuses because there are too many.
 const LIMIT_EXCEEDED: &str = "RequestLimitExceeded";
-/// Lists that fail in each part of an outage.
+/// Failed lists in each part of an outage.
 const FAILED_LISTS: usize = 3;
 /// Lists after an outage: more than the two that end an instance without a cell.
 const SUCCESSFUL_LISTS: usize = 3;
@@ -21,15 +21,15 @@ async fn lists_fail(kiyot: &Kiyot<'_>) {
     wait_for("lists fail", || failed() >= before + FAILED_LISTS).await;
 }
 
-/// A daemon with a short time for launches and pods of each kind.
+/// A daemon with a short time for launches, and three pods.
 struct MidRun<'a> {
     kiyot: Kiyot<'a>,
     kubelet: Kubelet,
-    /// On the node.
+    /// A pod on the node.
     local: RunningPod,
-    /// In a cell.
+    /// A pod in a cell.
     kept: RunningPod,
-    /// In a cell that is terminated during the outage.
+    /// A pod in a cell that is terminated during the outage.
     ended: RunningPod,
     /// The instance of `ended`.
     instance: String,
@@ -38,7 +38,7 @@ struct MidRun<'a> {
 impl<'a> MidRun<'a> {
     async fn start(world: &'a World) -> Self {
         let mut options = world.options();
-        // A launch succeeds within this time, too: a busy machine needs a third of it.
+        // A launch must still succeed within this time: a busy machine needs a third of it.
         options.milpa.push_str("launch_timeout = \"20s\"\n");
         options.of_provider.push_str(SHORT_LISTING_PERIOD);
         let (kiyot, mut kubelet) = world.daemon(options).await;
@@ -60,7 +60,7 @@ impl<'a> MidRun<'a> {
     }
 }
 
-/// An outage of half an hour is stood for by what it changes: several lists fail, a launch and a
+/// Represents an outage of half an hour by its effects: several lists fail, a launch and a
 /// termination fail and are repeated, and the time for the launch passes.
 ///
 /// Verifies V32, V33.
@@ -153,7 +153,7 @@ async fn credentials_that_expire_in_mid_run_harm_no_running_pod() {
     }
     assert_eq!(world.launched().len(), 1);
     world.faults().clear();
-    // Stands for the pause of three minutes after a launch that was not permitted.
+    // The restart replaces the pause of three minutes after a launch that was not permitted.
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
     let running = run_in_the_end(&mut kubelet, &spec).await;
@@ -179,7 +179,7 @@ async fn daemon_that_starts_with_wrong_credentials_runs_pods_on_the_node() {
 
 /// Verifies V28, V33.
 #[tokio::test]
-async fn daemon_without_credentials_runs_pods_on_the_node_and_names_them_in_the_error_of_others() {
+async fn daemon_without_credentials_runs_pods_on_the_node_and_names_credentials_in_other_errors() {
     let world = World::start().await;
     let mut options = world.options();
     options.environment = ["AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"]
@@ -195,8 +195,8 @@ async fn daemon_without_credentials_runs_pods_on_the_node_and_names_them_in_the_
     world.ends(&mut kubelet, &[&local]).await;
 }
 
-/// The instance profile is the documented way to give the node its credentials. The SDK asks for
-/// new ones 10 s before their end, and uses the last ones for as long as it gets no others.
+/// The documentation recommends the instance profile for the node's credentials. The SDK renews
+/// them 10 s before they expire, and keeps using the last ones until it gets new ones.
 ///
 /// Verifies V33, V85.
 #[tokio::test]
@@ -232,7 +232,7 @@ async fn credentials_of_the_instance_profile_are_renewed_and_in_no_log() {
     assert!(refused.is_empty(), "{refused:?}");
     assert!(world.calls().iter().all(|call| ["ASIA1", "ASIA2"].contains(&&*call.key_id)));
 
-    // The role is taken from the node, and given back.
+    // The role is detached from the node, and attached again.
     world.set_role_key(None);
     lists_fail(&kiyot).await;
     are_unharmed(&mut kubelet, &[&kept, &new, &local]).await;
@@ -260,7 +260,7 @@ async fn throttled_calls_in_mid_run_harm_no_running_pod() {
         run.kubelet.stop_and_remove(&run.ended).await.unwrap();
         lists_fail(&run.kiyot).await;
         are_unharmed(&mut run.kubelet, &[&run.kept, &run.local]).await;
-        // A refused call is repeated, and refused again.
+        // A refused call is repeated and refused again.
         for action in ["TerminateInstances", "RunInstances"] {
             let refused = Outcome::Error(LIMIT_EXCEEDED.to_owned());
             wait_for(format!("{action} is repeated"), || {

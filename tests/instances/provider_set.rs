@@ -15,7 +15,7 @@ use super::{
 const BOTH: &str = "providers = [\"netns\", \"ec2\"]";
 const NODE_ALONE: &str = "providers = [\"netns\"]";
 
-/// Most reloads back and forth in a row.
+/// How often a provider is removed and added in a row.
 const RELOADS: usize = 20;
 
 async fn remove(kiyot: &Kiyot<'_>) {
@@ -34,7 +34,7 @@ async fn reload(kiyot: &Kiyot<'_>, part: &str, with: &str) {
     assert_eq!(reloads(kiyot.log()), before + 1, "{}", kiyot.log());
 }
 
-/// Returns the providers as `milpactl get backends` shows them.
+/// Returns the providers that `milpactl get backends` shows.
 fn shown(kiyot: &Kiyot<'_>) -> String {
     let backends = object(kiyot, &["get", "backends"]);
     let items = backends["items"].as_array().unwrap();
@@ -75,11 +75,11 @@ async fn removed_provider_drains_comes_back_and_leaves_with_its_last_cell() {
     let allowed = "no provider has a cell for the pod: netns: pod.elotl.co/provider asks for \
                    \"ec2\"; allowed: \"netns\"";
     assert!(refused.message().contains(allowed), "{refused}");
-    // The node is full, and nothing overflows.
+    // The node is full, and no other provider takes the pod.
     kubelet.run_pod(&pod("beside", WAIT)).await.unwrap_err();
     assert_eq!(cells(&world, &kiyot), (1, 1));
 
-    // Added again while it drains, it goes on at once.
+    // A provider that is added again while it drains takes pods at once.
     add(&kiyot).await;
     assert_eq!(shown(&kiyot), "netns, ec2");
     let beside = start(&mut kubelet, "ec2", "beside").await;
@@ -93,7 +93,7 @@ async fn removed_provider_drains_comes_back_and_leaves_with_its_last_cell() {
     assert!(kiyot.log().contains("removed provider has no cells any more"), "{}", kiyot.log());
     assert_eq!(cells(&world, &kiyot), (1, 0));
 
-    // Added again after it has left, it is another.
+    // A provider that is added again after it has left takes pods.
     add(&kiyot).await;
     let again = run_in_the_end(&mut kubelet, &pod_of("ec2", "again")).await;
     are_unharmed(&mut kubelet, &[&near, &again]).await;
@@ -125,18 +125,20 @@ async fn reloads_back_and_forth_leave_neither_tasks_nor_files() {
         files.push(open_files_and_threads(&kiyot));
         let before = lists();
         add(&kiyot).await;
-        wait_until("it lists its instances", LIMIT, async || (lists() > before).then_some(()))
-            .await;
+        wait_until("the provider lists its instances", LIMIT, async || {
+            (lists() > before).then_some(())
+        })
+        .await;
     }
     remove(&kiyot).await;
-    // Connections of the last client end behind it.
+    // The connections of the last client close after its removal.
     let (open, threads) = files[0];
-    wait_until("no more files are open than before", LIMIT, async || {
+    wait_until("the daemon has about as few files open as at first", LIMIT, async || {
         let now = open_files_and_threads(&kiyot);
         (now.0 <= open + RELOADS / 4 && now.1 <= threads + RELOADS / 4).then_some(())
     })
     .await;
-    // A call that was sent is still counted; no task makes another.
+    // A list that was already sent may still be counted; no task requests another.
     let mut last = lists();
     wait_until("no list follows for three of its periods", LIMIT, async || {
         tokio::time::sleep(std::time::Duration::from_secs(3)).await;
@@ -166,13 +168,13 @@ async fn restart_while_a_removed_provider_has_cells_leaves_them_unknown_until_it
     add(&kiyot).await;
     assert_eq!(shown(&kiyot), "netns, ec2");
     are_unharmed(&mut kubelet, &[&far]).await;
-    // Its lists are evidence again, and its end is confirmed.
+    // The provider's lists are evidence again, and the end of the cell is confirmed.
     remove(&kiyot).await;
     assert_eq!(shown(&kiyot), "netns, ec2 (draining, 1 cell)");
     kubelet.stop_and_remove(&far).await.unwrap();
     is_shown(&kiyot, "netns").await;
     assert_eq!(cells(&world, &kiyot), (0, 0));
-    // A restart with a provider that a reload has added.
+    // The daemon restarts with a provider that a reload has added.
     add(&kiyot).await;
     let again = run_in_the_end(&mut kubelet, &pod_of("ec2", "again")).await;
     kiyot.restart().await;

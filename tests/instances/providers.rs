@@ -1,4 +1,4 @@
-//! Cells of two providers at once: parts of the node, and instances of the cloud.
+//! Cells of two providers at the same time: on the node, and instances of the cloud.
 
 use std::fs;
 
@@ -10,11 +10,11 @@ use tokio::time::timeout;
 
 use super::{LOCAL_LIMIT, WAIT, World, pod, run};
 
-/// Memory that cells on the node may have, in MiB: one pod of the default size, with the memory of
-/// its cell, and not two.
+/// Memory for cells on the node, in MiB: enough for one pod of the default size with the memory of
+/// its cell, but not for two.
 const NODE_MIB: u64 = 1000;
 
-/// Returns the options of a daemon whose cells are on the node while that has room.
+/// Returns the options of a daemon that prefers cells on the node while the node has room.
 pub(super) fn options(world: &World) -> KiyotOptions {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap();
     let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
@@ -29,14 +29,14 @@ async fn start(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     kubelet.run_pod(&pod(name, WAIT)).await.unwrap()
 }
 
-/// Returns the number of cells on the node, and of instances of the cloud that have not ended.
+/// Returns the number of cells on the node, and of running instances of the cloud.
 pub(super) fn cells(world: &World, kiyot: &Kiyot<'_>) -> (usize, usize) {
     (kiyot.cells().len(), world.running().len())
 }
 
 /// Verifies A30, A31, A33, A35.
 #[tokio::test]
-async fn node_fills_first_the_rest_overflows_and_all_outlive_the_daemon() {
+async fn node_fills_first_then_pods_overflow_and_all_outlive_the_daemon() {
     let world = World::start().await;
     let (mut kiyot, mut kubelet) = world.daemon(options(&world)).await;
     let first = start(&mut kubelet, "first").await;
@@ -56,7 +56,8 @@ async fn node_fills_first_the_rest_overflows_and_all_outlive_the_daemon() {
         })
         .await;
     }
-    // The records have the providers: the node is still full, and its room comes back.
+    // The daemon knows the providers of its cells from the records: the node counts as full, and
+    // after an end it has room again.
     let third = start(&mut kubelet, "third").await;
     assert_eq!(cells(&world, &kiyot), (1, 2));
     kubelet.stop_and_remove(&first).await.unwrap();
@@ -78,7 +79,7 @@ async fn node_fills_first_the_rest_overflows_and_all_outlive_the_daemon() {
 
 /// Verifies A31, A36.
 #[tokio::test]
-async fn pod_chooses_its_provider_and_one_without_an_answer_stops_no_other() {
+async fn pod_chooses_its_provider_and_a_hanging_provider_stops_no_other() {
     let world = World::start().await;
     let (kiyot, mut kubelet) = world.daemon(options(&world)).await;
     for (key, value, expected) in [
@@ -91,7 +92,7 @@ async fn pod_chooses_its_provider_and_one_without_an_answer_stops_no_other() {
         let running = kubelet.run_pod(&chosen).await.unwrap();
         assert_eq!(cells(&world, &kiyot), expected, "{key}: {value}");
         kubelet.stop_and_remove(&running).await.unwrap();
-        wait_until("its cell has ended", LIMIT, async || {
+        wait_until("the cell of the pod has ended", LIMIT, async || {
             (cells(&world, &kiyot) == (0, 0)).then_some(())
         })
         .await;
@@ -108,7 +109,7 @@ async fn pod_chooses_its_provider_and_one_without_an_answer_stops_no_other() {
         ),
         "{error}"
     );
-    // Its calls hang: the daemon does not wait for them.
+    // The daemon does not wait for the calls of ec2, which hang.
     world.faults().set_outage(Some(Outage::Hang));
     let beside = timeout(LOCAL_LIMIT, start(&mut kubelet, "beside")).await.unwrap();
     assert_eq!(kiyot.cells().len(), 1);
@@ -138,7 +139,7 @@ async fn rule_chooses_the_provider_until_a_reload() {
     let both = "pod.elotl.co/provider asks for \"netns\", and the routing rule \"batch\" allows \
                 \"ec2\"";
     assert!(refused.message().contains(both), "{refused}");
-    // A provider that is not configured leaves the old rules.
+    // A rule with a provider that is not configured leaves the old rules.
     kiyot.reload(RULE, "providers = [\"qemu\"]").await;
     assert!(kiyot.log().contains("is no provider of backend \"milpa\""), "{}", kiyot.log());
     let second = kubelet.run_pod(&batch("second")).await.unwrap();

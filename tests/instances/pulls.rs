@@ -1,4 +1,4 @@
-//! Pulls of instances from registries that the node's configuration names.
+//! Pulls by instances from registries in the node's configuration.
 
 use std::{fs, net::SocketAddr};
 
@@ -9,7 +9,7 @@ use kiyot_testkit::{
 
 use super::{WAIT, World, http_proxy::HttpProxy, tls_front::TlsFront};
 
-/// User and password at the proxy.
+/// User and password of the proxy.
 const CREDENTIALS: &str = "violet:hidden-word";
 
 /// Returns the options of a daemon whose cells pull their images, with the node's configuration.
@@ -22,12 +22,13 @@ fn options(world: &World) -> KiyotOptions {
     options
 }
 
-/// Returns an image that writes a word.
+/// Returns an image that prints a word.
 fn image(word: &str) -> ImageSpec {
     ImageSpec::script(&format!("echo {word}; {WAIT}"))
 }
 
-/// Returns a pod with a container for each word, of an image in a registry that writes it.
+/// Returns a pod with a container for each word. The container's image is in the registry, and
+/// prints the word.
 fn pod(containers: &[(&str, &Registry)]) -> Pod {
     containers.iter().fold(Pod::new("pulls").in_cell(), |pod, (word, registry)| {
         let (image, _) = registry.image(&format!("{word}:1"), &image(word));
@@ -35,8 +36,7 @@ fn pod(containers: &[(&str, &Registry)]) -> Pod {
     })
 }
 
-/// A pod with an image of a registry behind a proxy, and one of a registry that is pulled from
-/// directly.
+/// A pod with two images: one of a registry behind a proxy, and one of a registry without it.
 struct Pulled<'a> {
     proxy: HttpProxy,
     kiyot: Kiyot<'a>,
@@ -45,8 +45,8 @@ struct Pulled<'a> {
 }
 
 impl<'a> Pulled<'a> {
-    /// Runs the pod of a daemon that has the proxy in an environment variable, and the address of
-    /// the second registry in `NO_PROXY`.
+    /// Runs the pod. The daemon has the proxy in an environment variable, and the address of the
+    /// second registry in `NO_PROXY`.
     async fn run(
         world: &'a World,
         variable: &str,
@@ -76,7 +76,7 @@ async fn instance_pulls_through_the_proxies_of_the_daemon_except_from_hosts_of_n
     let pulled = Pulled::run(&world, "HTTP_PROXY", direct.address(), [&proxied, &direct]);
     let Pulled { proxy, kiyot, mut kubelet, pod } = pulled.await;
 
-    // A manifest, its configuration and its layers, and nothing past the proxy.
+    // The proxy carries a manifest, its configuration and its layers; no request bypasses it.
     let requests = proxy.requests_to(proxied.address());
     assert_eq!(requests.len(), proxied.asked().len(), "{requests:?}");
     assert!(requests.len() >= 3, "{requests:?}");
@@ -91,7 +91,7 @@ async fn instance_pulls_through_the_proxies_of_the_daemon_except_from_hosts_of_n
     world.ends(&mut kubelet, &[&pod]).await;
 }
 
-/// Makes a registry reachable by TLS alone, with an authority that the node's configuration names.
+/// Makes a registry reachable by TLS only, with an authority that the node's configuration names.
 async fn require_tls(world: &World, registry: &Registry) -> TlsFront {
     let front = TlsFront::start(registry.address()).await;
     let directory = registry.configuration(&world.node);
@@ -117,12 +117,12 @@ async fn instance_trusts_the_authority_of_a_registry_directly_and_through_a_prox
     let pulled = Pulled::run(&world, "HTTPS_PROXY", fronts[1].address(), [&proxied, &direct]);
     let Pulled { proxy, kiyot: _kiyot, mut kubelet, pod: running } = pulled.await;
     let requests = proxy.requests_to(fronts[0].address());
-    assert!(!requests.is_empty(), "the tunnels of the first");
+    assert!(!requests.is_empty(), "the first registry is reached through tunnels");
     assert!(requests.iter().all(|request| request.method == "CONNECT"), "{requests:?}");
     assert!(proxy.requests_to(fronts[1].address()).is_empty());
     assert!(proxied.asked().len() >= 3 && direct.asked().len() >= 3);
 
-    // Nothing is pulled from a server with the certificate of another authority.
+    // No image is pulled from a server whose certificate is of another authority.
     let spec = pod(&[("third", &other)]);
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();

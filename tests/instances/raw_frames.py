@@ -1,8 +1,9 @@
-# Asks the metadata service for a token, in frames over a socket of AF_PACKET that no route of the
-# kernel stops, and prints the response. Arguments: the own address, and the MAC of the router.
+# Asks the metadata service for a token and prints the response. Arguments: the own address, and the
+# MAC address of the router. Sends frames over a socket of AF_PACKET, which no route of the kernel
+# stops.
 #
-# The kernel knows no such connection and would reset it: the route that fences the pod keeps it
-# from that.
+# The kernel does not know this connection and would reset it. The route that closes the service to
+# the pod also stops the reset.
 import socket
 import struct
 import sys

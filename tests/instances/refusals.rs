@@ -1,20 +1,20 @@
-//! Launches that can't succeed: the reason is in the pod's error.
+//! Launches that can't succeed. The pod's error has the reason.
 
 use kiyot_testkit::wait_for;
 
 use super::{SHORT_LISTING_PERIOD, WAIT, World, pod};
 
-/// Image that does not exist.
+/// An image that does not exist.
 const NO_IMAGE: &str = "ami-0123456789abcdef0";
 /// The call that closes the metadata service of an instance.
 const CLOSE_METADATA: &str = "ModifyInstanceMetadataOptions";
-/// Stand-in for curl that downloads something else.
+/// A stand-in for curl that downloads another program.
 const OTHER_PROGRAM: &str = "#!/bin/sh\n\
     while [ $# -gt 0 ]; do [ \"$1\" != --output ] || echo other > \"$2\"; shift; done\n";
 
-/// Stand-in for curl that shows another token to the gateway.
+/// A stand-in for curl that sends another token to the gateway.
 const OTHER_TOKEN: &str = "#!/bin/sh\nsed 's/:[^:]*\"$/:other\"/' | exec /usr/bin/curl \"$@\"\n";
-/// Stand-in for apt-get and dnf whose repositories have no package.
+/// A stand-in for apt-get and dnf whose repositories have no package.
 const NO_PACKAGES: &str = "#!/bin/sh\n\
     case \"$*\" in *install*) echo \"${0##*/}: no package containerd\"; exit 100 ;; esac\n";
 
@@ -29,7 +29,7 @@ async fn full_subnet_moves_the_launch_to_another_zone_until_all_are_full() {
     }
     let running = kubelet.run_pod(&pod("elsewhere", WAIT)).await.unwrap();
     assert_eq!(world.instance_of("elsewhere").zone, subnets[2].zone);
-    // Full zones are remembered for types that the first launch did not try.
+    // Full zones are also remembered for types that the first launch did not try.
     world.clear_calls();
     let other = pod("other-type", WAIT).annotation("pod.elotl.co/instance-type", "c6i.32xlarge");
     let other = kubelet.run_pod(&other).await.unwrap();
@@ -42,7 +42,7 @@ async fn full_subnet_moves_the_launch_to_another_zone_until_all_are_full() {
         let reason = "not enough free addresses in subnet";
         assert!(error.message().contains(reason), "{error}");
     }
-    // A call for each zone at most.
+    // At most one call is made for each zone.
     let calls = world.calls_of("RunInstances");
     assert!(calls.len() <= 2 * subnets.len(), "{calls:?}");
     world.ends(&mut kubelet, &[&running]).await;
@@ -56,7 +56,7 @@ async fn type_that_the_account_may_not_launch_gives_way_to_the_next() {
     world.faults().fail("RunInstances", 400, "InvalidParameterCombination", 1);
     let running = kubelet.run_pod(&pod("free-tier", WAIT)).await.unwrap();
     assert_eq!(world.calls_of("RunInstances").len(), 2);
-    // Each call of the kubelet tries three types, until an allowed one is the cheapest.
+    // Each call of the kubelet tries three types, until the cheapest is an allowed type.
     let allowed = ["t3.small", "t4g.small", "c7i-flex.large", "m7i-flex.large"];
     world.faults().set_free_plan(&allowed);
     let free = pod("free-plan", WAIT);
@@ -102,7 +102,7 @@ async fn full_quota_costs_a_call_for_each_size_and_not_for_each_pod() {
         let error = kubelet.run_pod(&pod(&format!("pod-{number}"), WAIT)).await.unwrap_err();
         assert!(error.message().contains("VcpuLimitExceeded"), "{error}");
     }
-    // Types with two vCPUs and with one.
+    // The types have one or two vCPUs: at most two calls.
     let calls = world.calls_of("RunInstances");
     assert!((1..=2).contains(&calls.len()), "{calls:?}");
     assert!(world.launched().is_empty());
@@ -153,9 +153,9 @@ async fn agent_with_another_digest_ends_its_instance_and_the_console_is_in_the_e
 
 /// Verifies V38.
 #[tokio::test]
-async fn package_that_can_t_be_installed_ends_its_instance_and_the_console_is_in_the_error() {
+async fn package_that_cannot_be_installed_ends_its_instance_and_the_console_is_in_the_error() {
     let world = World::start().await;
-    // A program that can't be run is absent.
+    // A program that can't be executed counts as absent.
     world.add_to_images("/usr/bin/curl", b"", 0o644);
     let mut options = world.options();
     options.of_provider.push_str(SHORT_LISTING_PERIOD);

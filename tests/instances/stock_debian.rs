@@ -1,5 +1,5 @@
-//! The user data on a stock Debian: a virtual machine with systemd and cloud-init, which reads the
-//! user data from the metadata service, and whose apt installs packages.
+//! The user data on a stock Debian: a virtual machine with systemd and cloud-init. cloud-init reads
+//! the user data from the metadata service, and apt installs packages.
 
 use std::{env, path::PathBuf};
 
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{World, pod, run_in_the_end};
 
-/// Variable with the directory of the disk and its kernel, which tests/node builds.
+/// The variable with the directory of the disk and its kernel, which tests/node builds.
 const DISK: &str = "KIYOT_TEST_DISK";
 
 /// Verifies V82.
@@ -22,7 +22,7 @@ async fn user_data_makes_a_cell_of_a_stock_debian() {
     let (kernel, root) = (directory.join("kernel"), directory.join("root.ext4"));
     world.boot_from(Disk { kernel, root });
     let mut options = world.options();
-    // An emulated machine is slow, so that it may take longer to enrol.
+    // An emulated machine is slow and may take longer to enrol.
     options.milpa.push_str("launch_timeout = \"30m\"\ntoken_ttl = \"30m\"\n");
     let (_kiyot, mut kubelet) = world.daemon(options).await;
     let begun = Instant::now();

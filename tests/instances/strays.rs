@@ -1,4 +1,4 @@
-//! Instances that belong to no cell of this daemon.
+//! Instances without a cell of this daemon.
 
 use std::time::Duration;
 
@@ -7,13 +7,13 @@ use kiyot_testkit::{LIMIT, wait_until};
 
 use super::{SHORT_LISTING_PERIOD, WAIT, World, are_unharmed, pod, run_in_the_end};
 
-/// Time without a daemon after which a cell ends by itself.
+/// Time after which a cell without a daemon ends by itself.
 const ORPHAN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Cell of no record.
+/// A cell without a record.
 const UNKNOWN_CELL: &str = "cell-aaaaaaaaaaaa";
 
-/// Launches an instance as a pod's was, with some values changed. Without user data it runs no
-/// cell.
+/// Launches an instance with the parameters of another, some of them changed. Without user data it
+/// runs no cell.
 async fn launch_like(
     world: &World,
     instance: &Instance,
@@ -47,7 +47,7 @@ async fn stray_is_ended_and_instances_of_others_are_not_touched() {
     let (cell, fingerprint) =
         (own.tags["kiyot:cell"].clone(), own.tags["kiyot:fingerprint"].clone());
     let unknown = (cell.as_str(), UNKNOWN_CELL);
-    // Before the launch: the first sighting may be at once.
+    // Counted before the launch: the first sighting may follow at once.
     let lists = || world.calls_of("DescribeInstances").len();
     let before = lists();
     let stray = launch_like(&world, &own, &[unknown], false).await;
@@ -82,7 +82,7 @@ async fn stray_is_ended_and_instances_of_others_are_not_touched() {
 
 /// Verifies V37.
 #[tokio::test]
-async fn replaced_node_waits_until_the_cells_of_the_earlier_have_ended_by_themselves() {
+async fn replaced_node_waits_until_the_cells_of_the_previous_node_have_ended() {
     let world = World::start().await;
     let mut options = world.options();
     options.milpa.push_str(&format!("orphan_timeout = \"{}s\"\n", ORPHAN_TIMEOUT.as_secs()));
@@ -90,18 +90,19 @@ async fn replaced_node_waits_until_the_cells_of_the_earlier_have_ended_by_themse
     let (mut kiyot, mut kubelet) = world.daemon(options.clone()).await;
     let earlier = kubelet.run_pod(&pod("earlier", WAIT)).await.unwrap();
     let instance = world.instance_of("earlier").id;
-    // Another state directory has another certificate authority. The earlier daemon ends after the
-    // first refusal: however slow the machine is, the cell's time without a daemon begins then.
+    // Another state directory has another certificate authority. The previous daemon is killed
+    // after the first refusal, so that the cell's time without a daemon starts then, however slow
+    // the machine is.
     options.name = "replaced";
     let (replaced, mut kubelet) = world.daemon(options).await;
-    wait_until("the earlier instance is noticed", LIMIT, async || {
+    wait_until("the previous instance is noticed", LIMIT, async || {
         replaced.log().contains(&instance).then_some(())
     })
     .await;
     let spec = pod("later", WAIT);
     let error = kubelet.run_pod(&spec).await.unwrap_err();
     assert!(error.message().contains(&instance), "{error}");
-    // Its own daemon lives: the cell outlasts the timeout.
+    // The previous daemon lives: its cell outlasts the timeout.
     tokio::time::sleep(ORPHAN_TIMEOUT * 2).await;
     assert_eq!(world.instance(&instance).unwrap().state, State::Running);
     kiyot.kill9();
@@ -114,12 +115,12 @@ async fn replaced_node_waits_until_the_cells_of_the_earlier_have_ended_by_themse
 
 /// Verifies L1.
 #[tokio::test]
-async fn token_that_is_shown_again_is_refused_and_logged_and_its_pod_is_unharmed() {
+async fn token_presented_by_another_machine_is_refused_and_logged_and_its_pod_is_unharmed() {
     let world = World::start().await;
     let (kiyot, mut kubelet) = world.daemon(world.options()).await;
     let running = kubelet.run_pod(&pod("running", WAIT)).await.unwrap();
     let own = world.instance_of("running");
-    // The user data of the pod's instance has leaked to another machine, which boots from it.
+    // The user data of the pod's instance has leaked: another machine boots from it.
     let thief = launch_like(&world, &own, &[("worker-1", "worker-2")], true).await;
     wait_until("the daemon logs an alarm", LIMIT, async || {
         let is_alarm = |line: &str| {

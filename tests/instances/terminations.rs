@@ -1,4 +1,4 @@
-//! Terminations that EC2 refuses.
+//! Terminations and other calls that EC2 refuses.
 
 use kiyot_testkit::{LIMIT, wait_until};
 
@@ -46,13 +46,13 @@ async fn denied_launch_is_the_reason_of_its_pod_and_harms_no_other() {
         assert!(error.message().contains("UnauthorizedOperation"), "{error}");
         are_unharmed(&mut kubelet, &[&kept, &local]).await;
     }
-    // It was tried once, and is in the log once, however often the kubelet repeats its call.
+    // The launch is tried once and logged once, however often the kubelet repeats its call.
     assert_eq!(world.calls_of("RunInstances").len(), 2);
     let log = kiyot.log();
     let denied = log.lines().filter(|line| line.contains("UnauthorizedOperation"));
     assert_eq!(denied.count(), 1, "{log}");
     world.faults().clear();
-    // Stands for the pause of three minutes after a launch that was not permitted.
+    // The restart replaces the pause of three minutes after a launch that was not permitted.
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
     let running = run_in_the_end(&mut kubelet, &spec).await;
@@ -61,7 +61,7 @@ async fn denied_launch_is_the_reason_of_its_pod_and_harms_no_other() {
 
 /// Verifies V33.
 #[tokio::test]
-async fn denied_tags_keep_no_pod_from_its_warm_cell() {
+async fn pod_gets_its_warm_cell_although_tags_are_denied() {
     let world = World::start().await;
     let (_kiyot, mut kubelet, warm) = world.warm_daemon().await;
     world.faults().set_denied("CreateTags", true);

@@ -1,4 +1,4 @@
-//! Calls that EC2 refuses for now, because there are too many.
+//! Calls that EC2 refuses because there are too many.
 
 use kiyot_testcloud::Outcome;
 use kiyot_testkit::{LIMIT, wait_until};
@@ -6,14 +6,14 @@ use tokio::task::JoinSet;
 
 use super::{WAIT, World, pod};
 
-/// Pods that start together: the burst that EC2 allows, and one more.
+/// Pods that start together: one more than the burst that EC2 allows.
 const PODS: usize = 6;
-/// Calls of a launch at most. Its replays have pauses of 3, 6 and 12 s.
+/// Maximal number of calls of a launch. Its replays have pauses of 3, 6 and 12 s.
 const MAX_CALLS_PER_POD: usize = 4;
 
 /// Verifies V34.
 #[tokio::test]
-async fn throttled_launches_of_many_pods_run_in_the_end() {
+async fn throttled_launches_of_many_pods_succeed() {
     let world = World::start().await;
     let (_kiyot, mut kubelet) = world.daemon(world.options()).await;
     world.faults().set_throttled(true);
@@ -28,7 +28,7 @@ async fn throttled_launches_of_many_pods_run_in_the_end() {
         calls
     };
     let refused = Outcome::Error("RequestLimitExceeded".to_owned());
-    // Others of the account use up the rate.
+    // Other users of the account use up the rate.
     wait_until("a launch is refused", LIMIT, async || {
         world.call("RunInstances", &[("ImageId", "ami-of-others")]).await.unwrap();
         launches().iter().any(|call| call.outcome == refused).then_some(())

@@ -1,4 +1,4 @@
-//! TLS in front of a registry, with a certificate of an authority of its own.
+//! TLS in front of a registry, with a certificate of its own authority.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -17,7 +17,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Server that ends TLS, and connects its clients to another.
+/// A server that terminates TLS and connects its clients to another server.
 pub(crate) struct TlsFront {
     at: SocketAddr,
     authority: String,
@@ -34,7 +34,7 @@ impl TlsFront {
             let mut connections = Vec::new();
             while let Ok((client, _)) = listener.accept().await {
                 let acceptor = acceptor.clone();
-                // A client that trusts another authority hangs up.
+                // A client that does not trust the authority disconnects.
                 let serving = async move {
                     let mut client = acceptor.accept(client).await.ok()?;
                     let mut server = TcpStream::connect(server).await.ok()?;
@@ -56,7 +56,7 @@ impl TlsFront {
     }
 }
 
-/// Makes an authority and a server's certificate. Returns the authority's certificate too.
+/// Creates an authority and a certificate of a server. Returns the authority's certificate too.
 fn certificate(of: IpAddr) -> (TlsAcceptor, String) {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::default();

@@ -1,4 +1,4 @@
-//! The one-time token of a launch in the hands of its pod.
+//! The one-time token of a launch in the hands of the launched pod.
 
 use std::{collections::BTreeMap, fs, thread};
 
@@ -26,12 +26,13 @@ fn boot_data(instance: &Instance) -> Bootstrap {
     serde_json::from_str::<CellFile>(boot_json(&user_data(instance))).unwrap().bootstrap
 }
 
-/// Enrols with a token and a new key from the network of an instance, which is that of its pod.
+/// Enrols with the token of an instance and a new key, from the network of the instance, which is
+/// also the pod's.
 fn enrol_from(instance: &Instance) -> Code {
     let namespace = fs::File::open(format!("/run/netns/{}", instance.id)).unwrap();
     let boot_data = boot_data(instance);
     let enrolling = thread::spawn(move || {
-        // Changes the namespace of this thread only.
+        // Only the namespace of this thread changes.
         nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let key = KeyPair::generate().unwrap();
@@ -40,8 +41,8 @@ fn enrol_from(instance: &Instance) -> Code {
     enrolling.join().unwrap()
 }
 
-/// Launches an instance with the user data of another, as whoever reads them can do. Returns its
-/// id.
+/// Launches an instance with the user data of another instance, which every reader of the user data
+/// can do. Returns the id.
 async fn launch_with_user_data(world: &World, of: &Instance) -> String {
     let mut launches = world.calls_of("RunInstances");
     launches.retain(|call| call.parameters.get("UserData") == Some(&of.user_data));
@@ -86,7 +87,7 @@ async fn agent_that_spends_the_token_on_another_instance_gets_no_pod() {
 
 /// Verifies V61.
 #[tokio::test]
-async fn token_that_the_pod_shows_again_is_an_alarm_and_leaves_the_pod_untouched() {
+async fn token_presented_by_its_pod_is_an_alarm_and_leaves_the_pod_unharmed() {
     let world = World::start().await;
     let (kiyot, mut kubelet) = world.daemon(world.options()).await;
     let running = kubelet.run_pod(&pod("curious", WAIT)).await.unwrap();
