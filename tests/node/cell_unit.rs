@@ -1,4 +1,4 @@
-//! The unit of the agent, on a machine of a cell's own with systemd.
+//! The unit of the agent, on a machine with systemd that is a cell.
 
 use std::net::Ipv4Addr;
 
@@ -7,11 +7,11 @@ use kiyot_link::bootstrap::{Bootstrap, CellFile, GatewayAddress, Machine as Cell
 
 use crate::machine::Machine;
 
-/// The time after which the machine would power off by itself: longer than the test.
+/// The time after which the machine would power off by itself, longer than the test.
 const LONG_SECONDS: u64 = 24 * 60 * 60;
 /// The address that the cell closes to its pod.
 const CLOSED: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
-/// Prints the PID of the cell's containerd: a child of the service.
+/// Prints the PID of the cell's containerd, which is a child of the service.
 const CONTAINERD: &str =
     "pgrep -P $(systemctl show -P MainPID kiyot-cell) -f '^[^ ]*containerd --config'";
 
@@ -42,7 +42,8 @@ fn boot_data() -> CellFile {
     }
 }
 
-/// Installs the agent as a cell's service: it runs, and the machine powers off after its kill.
+/// Installs the agent as the service of a cell. The service runs, and the machine powers off after
+/// the service is killed.
 pub(crate) fn runs_a_cell_once_and_powers_the_machine_off_after_a_kill(mut machine: Machine) {
     machine.ok("cp /mnt/kiyot-cell /usr/local/bin/ \
                 && cp /mnt/kiyot-cell.service /etc/systemd/system/ \
@@ -61,20 +62,20 @@ pub(crate) fn runs_a_cell_once_and_powers_the_machine_off_after_a_kill(mut machi
     machine.eventually("pgrep -f 'kiyot-cell agent'");
     machine.ok(&format!("[ $(ps -o unit= -p {}) = kiyot-cell.service ]", first.trim()));
 
-    // Without a node that would end it, the machine ends when its kernel panics or hangs.
+    // No node ends this machine: it must end by itself when its kernel panics or hangs.
     machine.ok("[ $(sysctl -n kernel.panic) = 10 ] && [ $(sysctl -n kernel.panic_on_oops) = 1 ] \
                 && [ $(systemctl show -P RuntimeWatchdogUSec) = 1min ]");
-    // Its routes come back after another program removed them.
+    // The agent restores a route that another program removed.
     machine.ok(&format!("ip route del unreachable {CLOSED}"));
     machine.eventually(&format!("ip route show type unreachable | grep {CLOSED}"));
 
-    // The service starts its containerd again, and is itself not started again.
+    // The service restarts its containerd; systemd does not restart the service.
     machine.ok(&format!("kill -9 {}", first.trim()));
     machine.eventually(&format!("pid=$({CONTAINERD}) && [ $pid != {} ]", first.trim()));
     machine
         .ok("systemctl is-active kiyot-cell && [ $(systemctl show -P NRestarts kiyot-cell) = 0 ]");
 
-    // systemd starts it again, and it finds that the cell has run.
+    // systemd restarts the service, which finds that the cell has run and powers the machine off.
     machine.ok("[ -e /var/lib/kiyot-cell/booted ]");
     machine.ends("kill -9 $(systemctl show -P MainPID kiyot-cell)");
 }

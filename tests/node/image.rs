@@ -1,4 +1,4 @@
-//! Disks of a virtual machine: Debian, which is built once, and the programs of this build.
+//! Disks of a virtual machine: a Debian that is built once, and the programs of this build.
 
 use std::{
     collections::BTreeSet,
@@ -19,17 +19,17 @@ pub(crate) fn build_directory() -> PathBuf {
     Path::new(env!("CARGO_BIN_EXE_kiyot")).parent().unwrap().to_owned()
 }
 
-/// Debian on a disk.
+/// A disk with Debian.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Variant {
-    /// With the packages of a node.
+    /// Has the packages of a node.
     Node,
-    /// With cloud-init and without a container runtime, as an instance of EC2 has it.
+    /// Has cloud-init and no container runtime, as an image of EC2.
     Stock,
 }
 
-/// Returns the directory with Debian's disk `root.ext4` and its `kernel`. It is in cargo's target
-/// directory, and rebuilt when its inputs have changed.
+/// Returns the directory with the files `root.ext4` (Debian's disk) and `kernel`. The directory is
+/// in cargo's target directory, and is rebuilt when its inputs have changed.
 pub(crate) fn debian(variant: Variant) -> PathBuf {
     let (variant, guest) = match variant {
         Variant::Node => ("node", "guest"),
@@ -54,7 +54,7 @@ pub(crate) fn debian(variant: Variant) -> PathBuf {
     let making = tempfile::tempdir_in(&all).unwrap().keep();
     run(Command::new(&script).arg(&making).arg(variant));
     fs::set_permissions(&making, fs::Permissions::from_mode(0o755)).unwrap();
-    // Root builds it. `cargo clean` runs as the owner of the target directory.
+    // Root builds the directory, but `cargo clean` runs as the owner of the target directory.
     let owner = fs::metadata(&target).unwrap();
     for path in [&all, &making, &making.join("root.ext4"), &making.join("kernel")] {
         chown(path, Some(owner.uid()), Some(owner.gid())).unwrap();
@@ -74,8 +74,8 @@ fn files(directory: &Path, found: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// Builds the disk `parts.ext4` in a directory: the stripped programs of this build, the unit, the
-/// configuration, container images and the examples.
+/// Builds the disk `parts.ext4` in a directory, with the stripped programs of this build, the unit,
+/// the configuration, container images and the examples.
 pub(crate) fn parts(directory: &Path) -> PathBuf {
     let tree = directory.join("parts");
     fs::create_dir(&tree).unwrap();
@@ -123,8 +123,8 @@ pub(crate) fn instance_tests() -> PathBuf {
     newest(&build_directory().join("deps"), "instances-")
 }
 
-/// Returns the newest file with this prefix, because cargo does not pass the path of one test
-/// binary to another.
+/// Returns the newest file with this prefix: cargo does not pass the path of a test binary to
+/// another.
 fn newest(directory: &Path, prefix: &str) -> PathBuf {
     let built = fs::read_dir(directory).unwrap().flatten().map(|entry| entry.path());
     let named = built.filter(|path| {

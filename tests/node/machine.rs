@@ -1,4 +1,4 @@
-//! Virtual machine, and the commands that run on it.
+//! A virtual machine, and the commands that run on it.
 
 use std::{
     io::{BufRead, BufReader, ErrorKind, Write},
@@ -16,21 +16,21 @@ use tempfile::TempDir;
 
 use crate::image::{self, Variant};
 
-/// Time limit of a boot: on an idle host it takes half a minute.
+/// Time limit of a boot, which takes half a minute on an idle host.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
-/// Time limit of a command: on an idle host, starting a pod takes half a minute.
+/// Time limit of a command. Starting a pod takes half a minute on an idle host.
 pub(crate) const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 /// Time limit until QEMU's socket exists.
 const SOCKET_LIMIT: Duration = Duration::from_secs(60);
-/// Poll interval for that socket, and for the end of QEMU.
+/// Poll interval for QEMU's socket and for the end of QEMU.
 const SOCKET_POLL: Duration = Duration::from_millis(20);
 /// Memory of the machine in MiB, enough for two containerds and some cells.
 const MEMORY_MIB: &str = "2048";
 
-/// Serialises the machines, whose memory and processors are the host's.
+/// Held by the running machine: the host has memory and processors for one machine at a time.
 static MACHINE_LOCK: Mutex<()> = Mutex::new(());
 
-/// Running machine. Dropping it ends QEMU and removes its files.
+/// A running machine. Dropping it ends QEMU and removes its files.
 #[derive(Debug)]
 pub(crate) struct Machine {
     qemu: Child,
@@ -41,11 +41,11 @@ pub(crate) struct Machine {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Result of a command.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct CommandOutput {
     pub(crate) code: i32,
-    /// Standard output and standard error.
+    /// Standard output and standard error, interleaved.
     pub(crate) output: String,
 }
 
@@ -73,14 +73,14 @@ impl Machine {
             ]
         };
         let qemu = Command::new("qemu-system-x86_64")
-            // A second processor costs a quarter more of the host's time, and more yet beside
-            // other tests: emulated processors wait for each other.
+            // A second processor costs a quarter more of the host's time, and more beside other
+            // tests: emulated processors wait for each other.
             .args(["-accel", "tcg", "-smp", "1", "-m", MEMORY_MIB, "-cpu", "Nehalem"])
             .args(["-machine", "q35", "-nodefaults", "-no-user-config", "-display", "none"])
             .arg("-kernel")
             .arg(debian.join("kernel"))
-            // The kernel has drivers for these disks and ports without modules: there is no
-            // initramfs.
+            // The kernel has drivers for these disks and ports built in: an initramfs is not
+            // needed.
             .args([
                 "-append",
                 "root=/dev/nvme0n1 rw console=ttyS0 quiet mitigations=off cryptomgr.notests \
@@ -93,7 +93,7 @@ impl Machine {
             .arg("-chardev")
             .arg(format!("socket,id=commands,path={},server=on,wait=off", socket.display()))
             .args(["-serial", "chardev:commands"])
-            // Snapshots of the disks are here.
+            // QEMU puts the snapshots of the disks here.
             .env("TMPDIR", directory.path())
             .stdin(Stdio::null())
             .spawn()
@@ -118,7 +118,7 @@ impl Machine {
         machine
     }
 
-    /// Waits for a boot with a new id, and until its services are up.
+    /// Waits for a boot with a new id, and until the services are up.
     fn wait_for_boot(&mut self) {
         let begun = Instant::now();
         loop {
@@ -136,12 +136,12 @@ impl Machine {
 
     /// Reboots the machine as an administrator does.
     pub(crate) fn reboot(&mut self) {
-        // The command server ends with the machine, so that no response is awaited.
+        // The command server ends with the machine, so no response is awaited.
         self.send("systemctl --no-block reboot");
         self.wait_for_boot();
     }
 
-    /// Runs a bash script by which the machine powers off, and waits for that.
+    /// Runs a bash script that powers the machine off, and waits for the end of QEMU.
     pub(crate) fn ends(mut self, script: &str) {
         let begun = Instant::now();
         self.send(script);

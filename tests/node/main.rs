@@ -1,9 +1,9 @@
 //! Kiyot on a real node: a virtual machine with Debian, systemd, cgroup version 2 only, and
-//! containerd with the cgroup driver `systemd`. Kiyot is installed by its unit, and the machine is
-//! rebooted.
+//! containerd with the cgroup driver `systemd`. Kiyot is installed with its unit, and the machine
+//! is rebooted.
 //!
 //! QEMU emulates the processor, so that tests do not need KVM. A machine is 10 to 20 times slower
-//! than its host, and the limits here are generous.
+//! than its host: limits are generous.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

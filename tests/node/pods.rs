@@ -7,7 +7,7 @@ use crate::machine::Machine;
 /// Script of a container that runs until SIGTERM.
 pub(crate) const WAIT: &str = "trap 'exit 0' TERM; echo up; while :; do sleep 1; done";
 
-/// Running pod with one container.
+/// A running pod with one container.
 #[derive(Debug)]
 pub(crate) struct RunningPod {
     pub(crate) sandbox: String,
@@ -17,20 +17,20 @@ pub(crate) struct RunningPod {
     pub(crate) cgroup: String,
 }
 
-/// Where a pod runs.
+/// The place where a pod runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Place {
     Cell,
     Node,
 }
 
-/// Installs kiyot as an administrator does, and starts it. Settings for this machine only are in a
-/// drop-in.
+/// Installs kiyot as an administrator does, and starts it. A drop-in has the settings for this
+/// machine.
 pub(crate) fn install(machine: &mut Machine) {
     machine.ok("cd /mnt && cp kiyot kiyot-cell milpactl /usr/bin/ && mkdir -p /etc/kiyot \
         && cp kiyot.toml /etc/kiyot/ \
         && cp kiyot.service /etc/systemd/system/ && mkdir -p /etc/systemd/system/kiyot.service.d");
-    // An emulated machine is slow, so that a cell may take longer to enrol.
+    // An emulated machine is slow: a cell may take longer to enrol.
     machine.ok("cat > /etc/systemd/system/kiyot.service.d/test.conf << END
 [Service]
 Environment='KIYOT_BACKENDS__MILPA__PAUSE_IMAGE=\"kiyot.test/pause:1\"'
@@ -41,7 +41,7 @@ END
         systemctl daemon-reload && systemctl enable --now kiyot");
 }
 
-/// Runs a pod with one container and waits until it has written `up`.
+/// Runs a pod with one container and waits until the container has written `up`.
 pub(crate) fn run(machine: &mut Machine, place: Place, name: &str, attempt: u32) -> RunningPod {
     let place = match place {
         Place::Cell => "cell",
@@ -60,7 +60,7 @@ pub(crate) fn run(machine: &mut Machine, place: Place, name: &str, attempt: u32)
     }
 }
 
-/// Returns all pods from lists and statuses.
+/// Returns all pods, with their lists and statuses.
 pub(crate) fn list(machine: &mut Machine) -> Value {
     let output = machine.ok("podctl list");
     serde_json::from_str(output.trim()).unwrap_or_else(|_| panic!("{output}"))

@@ -11,13 +11,13 @@ use crate::{
 const PROCESSES: &str = "pgrep -f 'kiyot-cell (launch|init|agent)' | sort -n | tr '\\n' ' '";
 /// Prints the daemon's PID.
 const DAEMON: &str = "systemctl show -P MainPID kiyot";
-/// Shortens the time until the watchdog ends the daemon, from the minute of the unit.
+/// Shortens the time until the watchdog ends the daemon; the unit has a minute.
 const SHORTEN_WATCHDOG: &str = "printf '[Service]\nWatchdogSec=20s\n' \
     > /etc/systemd/system/kiyot.service.d/watchdog.conf \
     && systemctl daemon-reload && systemctl restart kiyot";
 /// Directory of the service's cgroup.
 const CGROUP: &str = "/sys/fs/cgroup/system.slice/kiyot.service";
-/// Memory limit of the cgroup below what the daemon needs, in bytes.
+/// A memory limit of the cgroup below the daemon's memory, in bytes.
 const TOO_LITTLE: u64 = 4 << 20;
 /// Undoes [`SHORTEN_WATCHDOG`] for later starts.
 const RESTORE_WATCHDOG: &str =
@@ -26,7 +26,7 @@ const RESTORE_WATCHDOG: &str =
 /// Verifies C6, F17, O24, V11, V21, V101, V102, X4, X15, X45, X48, X50.
 #[test]
 fn cells_keep_their_limits_outlive_the_service_and_end_with_the_node() {
-    // One for all, because its boot takes a quarter of the time.
+    // One test for all checks: booting the machine takes a quarter of the time.
     let mut machine = Machine::start();
     pods::install(&mut machine);
     let pod = pods::run(&mut machine, Place::Cell, "celled", 0);
@@ -57,12 +57,12 @@ fn limits_outlive_a_reload(machine: &mut Machine, pod: &RunningPod) {
     machine.ok(&format!("systemctl set-property --runtime {slice} MemoryMax=512M CPUWeight=50"));
     assert_eq!(machine.ok(&controllers), before);
     assert_eq!(machine.ok(&limited), container);
-    // On the node, containers are systemd units; in a cell, systemd does not know them.
+    // systemd has units for containers on the node, but not for containers in a cell.
     machine.eventually(&format!("podctl stats {} | grep '\"memory_bytes\":[1-9]'", pod.container));
 }
 
-/// Restarts, kills and stops the service: the cell's processes stay the same, and the daemon knows
-/// the pod again each time.
+/// Restarts, kills and stops the service. Each time the cell's processes stay the same, and the
+/// daemon still knows the pod.
 fn cells_outlive_the_service(machine: &mut Machine, pod: &RunningPod) {
     let processes = machine.ok(PROCESSES);
     assert!(processes.split_whitespace().count() >= 3, "{processes}");
@@ -70,7 +70,7 @@ fn cells_outlive_the_service(machine: &mut Machine, pod: &RunningPod) {
     machine.ok(&format!("[ $(readlink /proc/$({DAEMON})/ns/mnt) = $(readlink /proc/1/ns/mnt) ]"));
 
     let daemon = machine.ok(DAEMON);
-    // Returns after the daemon's READY=1.
+    // The command returns after the daemon's READY=1.
     machine.ok("systemctl restart kiyot");
     assert_ne!(machine.ok(DAEMON), daemon);
     running(machine, pod);
@@ -88,8 +88,8 @@ fn cells_outlive_the_service(machine: &mut Machine, pod: &RunningPod) {
     machine.eventually(&format!("podctl exec {} 'echo inside' | grep -x inside", pod.container));
 }
 
-/// Stops the daemon's process: systemd restarts it after `WatchdogSec`. Until then the watchdog was
-/// fed.
+/// Stops the daemon's process. systemd restarts the daemon after `WatchdogSec`, and only then:
+/// until then the daemon has fed the watchdog.
 fn watchdog_restarts_a_hung_daemon(machine: &mut Machine, pod: &RunningPod) {
     let restarts = |machine: &mut Machine| -> u32 {
         machine.ok("systemctl show -P NRestarts kiyot").trim().parse().unwrap()
@@ -111,15 +111,15 @@ fn watchdog_restarts_a_hung_daemon(machine: &mut Machine, pod: &RunningPod) {
     assert_eq!(machine.ok(PROCESSES), processes);
 }
 
-/// Lowers the memory limit of the cgroup below the daemon's memory: the kernel kills it, and
-/// systemd starts it again, with the limit of the unit.
+/// Lowers the memory limit of the cgroup below the daemon's memory. The kernel kills the daemon,
+/// and systemd restarts it with the limit of the unit.
 fn daemon_at_its_memory_limit_is_started_again(machine: &mut Machine, pod: &RunningPod) {
     let max = machine.ok("systemctl show -P MemoryMax kiyot");
     assert!(max.trim().parse::<u64>().is_ok(), "{max}");
     let of_cgroup = format!("cat {CGROUP}/memory.max");
     assert_eq!(machine.ok(&of_cgroup), max);
     let (processes, daemon) = (machine.ok(PROCESSES), machine.ok(DAEMON));
-    // Neither QEMU nor a launcher nor anything else of a cell is in the service's cgroup.
+    // The daemon is the only process in the service's cgroup: all processes of cells are elsewhere.
     machine.eventually(&format!("diff <(cat {CGROUP}/cgroup.procs) <({DAEMON})"));
     let kills = "journalctl -u kiyot | grep -c 'killed by the OOM killer'";
     assert_eq!(machine.run(kills).output.trim(), "0");
@@ -140,7 +140,7 @@ fn running(machine: &mut Machine, pod: &RunningPod) {
     assert_eq!(container["state"], "CONTAINER_RUNNING");
 }
 
-/// Reboots the machine.
+/// Reboots the machine. The cells end, and their pods read as lost.
 fn cells_end_with_the_node(machine: &mut Machine, pod: &RunningPod) {
     let leases = format!("ls /var/lib/cni/networks/pods | grep -x {}", pod.address);
     machine.ok(&leases);
@@ -163,6 +163,6 @@ fn cells_end_with_the_node(machine: &mut Machine, pod: &RunningPod) {
     }
     assert_eq!(machine.run(PROCESSES).output.trim(), "");
     machine.ok("[ -z \"$(ls /var/lib/kiyot/cells)\" ] && [ ! -e /sys/fs/cgroup/kiyot ]");
-    // The kubelet owns the pod's slice; nothing of ours is left beneath it.
+    // The kubelet owns the pod's slice; no cgroup of ours is left beneath it.
     machine.eventually(&format!("! ls -d {}/*/", next.cgroup));
 }

@@ -1,6 +1,6 @@
-//! The user data of an instance of EC2 on a stock Debian. A test of tests/instances has the daemon
-//! and the cloud, in namespaces of its own, and is given the disk, which is built from packages of
-//! the network.
+//! The user data of an instance of EC2 on a stock Debian. The daemon and the cloud run in a test of
+//! tests/instances, in namespaces of their own. This test gives that test the disk, which is built
+//! from packages of the network.
 
 use std::{path::Path, process::Command};
 
@@ -9,9 +9,9 @@ use crate::{
     machine,
 };
 
-/// The test of tests/instances.
+/// Name of the test in tests/instances.
 const TEST: &str = "stock_debian::user_data_makes_a_cell_of_a_stock_debian";
-/// Factor on its time limits, because the machine is emulated.
+/// Factor on the time limits of that test, because the machine is emulated.
 const SLOWNESS: &str = "10";
 
 /// Verifies V82.

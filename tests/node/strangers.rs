@@ -1,11 +1,12 @@
-//! Local users at the daemon's files and ports, by the unit as it is shipped.
+//! Local users at the daemon's files and ports, with the shipped unit.
 
 use crate::{
     machine::Machine,
     pods::{self, RunningPod},
 };
 
-/// Opens the admin API to a group of Debian, and leaves few ports to exec, attach and port-forward.
+/// Opens the admin API to a group of Debian, and reduces the ports for exec, attach and
+/// port-forward.
 const SET_UP: &str = r#"
 set -e
 cat > /etc/systemd/system/kiyot.service.d/group.conf << 'END'
@@ -18,8 +19,8 @@ sysctl -q net.ipv4.ip_local_port_range='40000 40099'"#;
 const TEAR_DOWN: &str = "systemctl stop stranger member \
     && sysctl -q net.ipv4.ip_local_port_range='32768 60999' \
     && rm /etc/systemd/system/kiyot.service.d/group.conf && systemctl daemon-reload";
-/// Listens on ports of the loopback, locks the files of its arguments, prints what it has, and
-/// keeps it. For a unit, in which a dollar sign is doubled.
+/// Listens on ports of the loopback, locks the files of its arguments, prints what it holds, and
+/// sleeps. Written for a unit, where a dollar sign is doubled.
 const HOLDER: &str = r#"use IO::Socket::INET; $$| = 1;
 for $$port (9464, 40000..40099) {
     $$socket = IO::Socket::INET->new(LocalAddr => "127.0.0.1", LocalPort => $$port, Listen => 1);
@@ -31,15 +32,15 @@ for $$path (@ARGV) {
 }
 print "holds all\n";
 sleep;"#;
-/// Every file at which a start could wait.
+/// Every file that could delay a start if it is locked.
 const PATHS: &str = "/run/kiyot /run/kiyot/kiyot.sock.lock /run/kiyot/admin.sock.d \
     /run/kiyot/admin.sock.d/socket.lock /var/lib/kiyot /var/lib/kiyot/store.redb /run/xtables.lock";
 
-/// Restarts the daemon while a member of `admin.group` and `nobody` hold what they can, and asserts
-/// what each may do.
+/// Restarts the daemon while a member of `admin.group` and the user `nobody` hold all ports and
+/// locks that they can get. Asserts which calls each may make.
 pub(crate) fn delay_no_start(machine: &mut Machine, pod: &RunningPod) {
     machine.ok(SET_UP);
-    // The files that the daemon makes stay, and ports are free while no daemon runs.
+    // After the stop, the daemon's files exist and its ports are free.
     machine.ok("systemctl restart kiyot && systemctl stop kiyot");
     let (socket_dir, no_lock) = ("/run/kiyot/admin.sock.d", "");
     for (unit, group, locks) in
@@ -54,7 +55,7 @@ pub(crate) fn delay_no_start(machine: &mut Machine, pod: &RunningPod) {
         assert_eq!(locked.join(" "), locks, "{unit}: {log}");
         assert_eq!(log.contains("listens 9464"), unit == "stranger", "{log}");
     }
-    // Returns after the daemon's READY=1.
+    // The command returns after the daemon's READY=1.
     machine.ok("systemctl start kiyot");
     let list = pods::list(machine);
     assert_eq!(pods::entry(&list, "sandboxes", &pod.sandbox)["ready"], true);

@@ -5,7 +5,7 @@ use std::{env, path::Path, process::Command};
 use crate::{image, machine::Machine, pods, pods::Place};
 
 /// Core of the integration tests: a test for each area of pods in cells. `NODE_TESTS` limits a run
-/// to the tests whose names contain it.
+/// to the tests whose names contain its value.
 const CORE: [&str; 21] = [
     "cell::lifecycle::life::pod_runs_in_a_cell_of_its_own",
     "cell::lifecycle::life::exit_is_reported_with_its_code_and_message",
@@ -33,7 +33,7 @@ const CORE: [&str; 21] = [
 /// Factor on the time limits of tests on an emulated machine.
 const SLOWNESS: &str = "10";
 
-/// Puts the programs where the tests expect them: where cargo built them.
+/// Puts the programs where the tests expect them, which is where cargo built them.
 fn unpack(machine: &mut Machine) {
     let (built, sources) = (image::build_directory(), Path::new(env!("CARGO_MANIFEST_DIR")));
     machine.ok(&format!(
@@ -61,7 +61,7 @@ fn core_of_the_suite_names_present_tests() {
 
 #[test]
 #[ignore = "takes half an hour without KVM: make test-node"]
-fn core_of_the_suite_holds_with_systemd_and_cgroups_of_version_2() {
+fn core_of_the_suite_passes_with_systemd_and_cgroups_of_version_2() {
     let mut machine = Machine::start();
     unpack(&mut machine);
     let mut failed = Vec::new();
@@ -89,7 +89,7 @@ fn demo_runs_with_systemd_and_cgroups_of_version_2() {
 
 #[test]
 #[ignore = "takes minutes without KVM: make test-node"]
-fn pods_on_the_node_are_the_node_containerds() {
+fn pod_on_the_node_runs_in_the_nodes_containerd() {
     let mut machine = Machine::start();
     pods::install(&mut machine);
     let local = pods::run(&mut machine, Place::Node, "local", 0);

@@ -1,9 +1,9 @@
-//! Limits of a virtual machine's processes, with a plain process in QEMU's place.
+//! Limits of a virtual machine's processes. A plain process replaces QEMU.
 
 use crate::machine::Machine;
 
-/// Installs a program in QEMU's place, which prints its arguments to the console, an image of empty
-/// files, and settings by which the service uses both.
+/// Installs a program in place of QEMU that prints its arguments to the console, an image of empty
+/// files, and settings with which the service uses both.
 const INSTALL: &str = r#"
 set -e
 cat > /usr/local/bin/played-qemu << 'END'
@@ -25,13 +25,13 @@ Environment='KIYOT_BACKENDS__MILPA__QEMU__ACCEL="tcg"'
 Environment='KIYOT_BACKENDS__MILPA__QEMU__DISK_SIZE="64Mi"'
 END
 systemctl daemon-reload && systemctl restart kiyot"#;
-/// The most processes that a machine of this test may be allowed.
+/// The maximal limit on the processes of a machine.
 const MAX_PIDS: u64 = 512;
-/// The most memory that its processes may be allowed beside that of the guest, in MiB.
+/// The maximal limit on the memory of the processes beyond the memory of the guest, in MiB.
 const MAX_MARGIN_MIB: u64 = 1024;
 
-/// Launches a machine, and asserts that the kernel has limits for its processes. Nothing answers in
-/// it, so that its pod never runs.
+/// Launches a machine and asserts that the kernel limits its processes. The replaced QEMU runs no
+/// agent, so the pod never runs.
 pub(crate) fn processes_of_a_machine_are_limited(machine: &mut Machine) {
     machine.ok(INSTALL);
     machine.ok("podctl run cell limited 0 true > /dev/null 2>&1 &");
@@ -45,7 +45,7 @@ pub(crate) fn processes_of_a_machine_are_limited(machine: &mut Machine) {
     machine.eventually(&format!("grep -x $(pgrep -fx 'sleep infinity') {cgroup}/cgroup.procs"));
     let limit = |machine: &mut Machine, file: &str| -> u64 {
         let text = machine.ok(&format!("cat {cgroup}/{file}"));
-        text.trim().parse().unwrap_or_else(|_| panic!("{file}: {text}: no limit"))
+        text.trim().parse().unwrap_or_else(|_| panic!("{file}: {text}: is no limit"))
     };
     let memory_mib = limit(machine, "memory.max") >> 20;
     let allowed = guest_mib..guest_mib + MAX_MARGIN_MIB;
