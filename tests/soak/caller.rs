@@ -1,4 +1,5 @@
-//! Callers: each drives the pods of its plan as a kubelet does, sync after sync, whatever fails.
+//! Callers: each drives the pods of its plan as a kubelet does, and syncs a pod again after each
+//! failure.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,13 +21,13 @@ use crate::{
 
 /// The time between two syncs of a pod.
 const SYNC_PERIOD: Duration = Duration::from_millis(200);
-/// The number of attempts of a container that exits by itself or never starts.
+/// The maximal number of attempts of a container that exits by itself or never starts.
 const MAX_ATTEMPTS: usize = 2;
 /// The number of syncs of a pod that must be refused.
 const REFUSED_SYNCS: usize = 2;
-/// Bounds a sync after the last kill: several calls, each done within [`LIMIT`] on a busy machine.
+/// Time limit of a sync after the last kill. Its calls each take at most [`LIMIT`] on a busy
+/// machine.
 const SYNC_LIMIT: Duration = Duration::from_secs(3 * LIMIT.as_secs());
-/// Bounds a connection attempt to a host port.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A container log, with the kills before its container was created.
@@ -46,15 +47,15 @@ pub(crate) struct Caller {
     spec: Pod,
     config: cri::PodSandboxConfig,
     logs: Vec<Log>,
-    /// Failed pulls by container name.
+    /// The number of failed pulls, by the name of the container.
     pulls: HashMap<String, usize>,
-    /// The versions last written and last seen, by volume.
+    /// The version last written and the version last seen, by volume.
     versions: BTreeMap<usize, (u32, u32)>,
     step: String,
 }
 
-/// Drives a caller's planned pods until the kills end, and then two pods that must work: one on
-/// the node and one in a cell.
+/// Drives the planned pods of a caller until the kills end. Then drives two pods that must work:
+/// one on the node and one in a cell.
 pub(crate) async fn drive_pods(
     shared: Arc<SoakState>,
     kubelet: Kubelet,
@@ -73,7 +74,6 @@ pub(crate) async fn drive_pods(
 }
 
 impl Caller {
-    /// Returns a caller before the first sync of a pod.
     pub(crate) fn of(shared: &Arc<SoakState>, kubelet: &Kubelet, life: Lifecycle) -> Self {
         let spec = shape::pod(&life);
         let config = kubelet.prepare(&spec);
@@ -99,7 +99,7 @@ impl Caller {
         } else {
             self.bring_up().await;
             for (number, step) in self.life.steps.clone().into_iter().enumerate() {
-                // Steps that were planned for the time of the kills are skipped after it.
+                // After the kills, steps that were planned to run under kills are skipped.
                 if self.shared.kills_are_over() && !undisturbed {
                     break;
                 }
@@ -138,8 +138,8 @@ impl Caller {
         outcome
     }
 
-    /// Returns a guard for a call that changes the pod: the node's containerd is not killed while
-    /// a call changes a pod on the node.
+    /// Returns the guard of a call that changes the pod. While a guard of a pod on the node is
+    /// held, the node's containerd is not killed.
     async fn changes(&self) -> Option<OwnedRwLockReadGuard<()>> {
         if self.life.place.is_cell() {
             return None;
@@ -147,7 +147,7 @@ impl Caller {
         Some(Arc::clone(&self.shared.node_lock).read_owned().await)
     }
 
-    /// Retries until the attempt is done. Its time limit starts after the last kill.
+    /// Retries until the attempt succeeds. The time limit starts after the last kill.
     async fn retry<T>(
         &mut self,
         mut limit: TimeLimit,
@@ -161,7 +161,7 @@ impl Caller {
                 Ok(None) => {}
                 Err(status) => last = status.to_string(),
             }
-            // The period of a kubelet's sync, not a wait for a condition.
+            // The sleep is the period of a kubelet's sync, not a wait for a condition.
             tokio::time::sleep(SYNC_PERIOD).await;
         }
         // The first finding ends all callers.
@@ -180,7 +180,7 @@ impl Caller {
         .await;
     }
 
-    /// Checks that a pod is refused that requests host access in a cell.
+    /// Checks that a pod in a cell with host access is refused.
     async fn check_refusal(&mut self) {
         "refusal".clone_into(&mut self.step);
         for _ in 0..REFUSED_SYNCS {
@@ -208,7 +208,7 @@ impl Caller {
         Ok((sandboxes, containers.into_iter().filter(uid).collect()))
     }
 
-    /// Creates what is missing, as one sync of a kubelet does. Returns true if nothing was.
+    /// Creates absent objects, as one sync of a kubelet does. Returns whether nothing was absent.
     async fn sync(&mut self) -> Result<bool, Status> {
         let (sandboxes, containers) = self.listed().await?;
         let ready =
@@ -313,7 +313,7 @@ impl Caller {
         let created = Box::pin(self.kubelet.create_container(&running, container, attempt)).await;
         let created = match self.counted(created) {
             Ok(_) if shape.work == Work::NoImage => {
-                self.report("a container of an image that is not there was made");
+                self.report("a container of an absent image was created");
                 return Ok(());
             }
             Ok(created) => created,
@@ -339,7 +339,7 @@ impl Caller {
         let started = self.kubelet.start_container(&id).await;
         self.counted(started)?;
         if shape.work == Work::NoProgram {
-            self.report("a program that is not there was started");
+            self.report("an absent program was started");
         }
         if let Some(known) = self.shared.ledger().containers.get_mut(&id) {
             known.started = true;
@@ -354,7 +354,7 @@ impl Caller {
         self.counted(stopped).map(drop)
     }
 
-    /// Returns the id of the running attempt of a container, if the list has it.
+    /// Returns the id of the running attempt of a container, if the list has the attempt.
     async fn running(&mut self, container: usize) -> Option<String> {
         let (_, containers) = self.listed().await.ok()?;
         let name = shape::container_name(container);
@@ -386,9 +386,11 @@ impl Caller {
             Step::Update { volume } => self.update(volume, undisturbed).await,
             Step::Logs { .. } => self.check_logs(),
             Step::Look => {
-                self.try_step(undisturbed, "all is looked at", async |caller| {
-                    caller.read_all().await.map(Some)
-                })
+                self.try_step(
+                    undisturbed,
+                    "lists, statuses and statistics are read",
+                    async |caller| caller.read_all().await.map(Some),
+                )
                 .await;
             }
             Step::KubeletRestarts => {
@@ -402,7 +404,7 @@ impl Caller {
         }
     }
 
-    /// Tries once while processes are killed, and until it is done afterwards.
+    /// Tries once while processes are killed; retries until success afterwards.
     async fn try_step(
         &mut self,
         undisturbed: bool,
@@ -445,7 +447,7 @@ impl Caller {
         .await;
     }
 
-    /// Returns the version of a volume in a container, if it can be read.
+    /// Returns the version that a container reads from a volume, if the version is readable.
     async fn read_version(&mut self, volume: usize) -> Result<Option<u32>, Status> {
         let Some(id) = self.running(0).await else { return Ok(None) };
         let said = self.kubelet.exec_sync(&id, &["sh", "-c", &shape::version_script(volume)]).await;
@@ -495,7 +497,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Connects to the pod's host ports, where no process listens.
+    /// Connects to the host ports of the pod, where no process listens.
     async fn connect(&mut self) {
         let Ok((sandboxes, _)) = self.listed().await else { return };
         let Some(sandbox) = sandboxes.first() else { return };
@@ -509,7 +511,7 @@ impl Caller {
         }
     }
 
-    /// Stops and removes the pod; done when the lists have nothing of it.
+    /// Stops and removes the pod. Returns an error until the lists have no object of the pod.
     async fn remove(&mut self) -> Result<(), Status> {
         let (sandboxes, containers) = self.listed().await?;
         for sandbox in &sandboxes {
@@ -566,7 +568,7 @@ impl Caller {
         Err(Status::aborted("something is still listed"))
     }
 
-    /// Stops a container and verifies that it has exited.
+    /// Stops a container and checks that the container has exited.
     async fn stop_container_checked(&mut self, id: &str) -> Result<(), Status> {
         let changes = self.changes().await;
         let stopped = self.kubelet.stop_container(id, self.spec.grace).await;
@@ -574,17 +576,19 @@ impl Caller {
         self.counted(stopped)?;
         let status = self.kubelet.container_status(id).await;
         let status = self.counted(status)?;
-        // On the node, containerd 1.6 answers OK for a container whose shim has just exited, before
-        // it has handled that exit (stopContainer: the task is not found).
+        // For a pod on the node, containerd 1.6 returns OK for a container whose shim has just
+        // exited, before it has handled the exit (stopContainer: the task is not found).
         let runs = status.state() == cri::ContainerState::ContainerRunning;
         if runs && self.life.place.is_cell() {
-            self.report(&format!("StopContainer of {id} said OK, and it reads RUNNING"));
+            self.report(&format!(
+                "StopContainer of {id} returned OK, but the container reads RUNNING"
+            ));
         }
         Ok(())
     }
 
-    /// Checks that no line of a log is doubled or out of order, and that none is missing unless a
-    /// process was killed that held unwritten lines.
+    /// Checks that the lines of each log are in order and without duplicates. A line may be missing
+    /// only if a process that held unwritten lines was killed.
     fn check_logs(&self) {
         let readers: &[Target] = if self.life.place.is_cell() {
             &[Target::Cell, Target::CellContainerd]

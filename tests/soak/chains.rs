@@ -1,8 +1,9 @@
-//! Chains that CNI plugins make in the firewall, and the sandboxes that own them.
+//! Firewall chains of CNI plugins, and the sandboxes that own them.
 //!
-//! The plugin `bridge` removes a sandbox's chain only while the link has addresses, so that a chain
-//! stays once the plugin was killed halfway. Kiyot removes the chains of cells itself. containerd
-//! does not: it kills a plugin with the call that a killed daemon had forwarded.
+//! The plugin `bridge` removes the chain of a sandbox only while the link has addresses. A plugin
+//! that was killed halfway therefore leaves its chain. Kiyot removes the chains of cells itself.
+//! containerd does not: when the daemon is killed, containerd cancels the forwarded call and kills
+//! the plugin.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +15,7 @@ use std::{
 use kiyot_testkit::Node;
 use ring::digest::{SHA512, digest};
 
-/// The plugin that each network begins with.
+/// The first plugin of each network.
 const FIRST_PLUGIN: &str = "bridge";
 /// The prefixes of chain names: `bridge`, `portmap`, and `portmap` of earlier versions.
 const PREFIXES: [&str; 3] = ["CNI-", "CNI-DN-", "CNI-SN-"];
@@ -45,7 +46,7 @@ pub(crate) enum Owner<'a> {
 
 impl NetworkRecorder {
     /// Makes the node's containerd run plugins that record their sandbox. [`Self::directory`] has
-    /// them for kiyot.
+    /// the same plugins for kiyot.
     pub(crate) async fn start(node: &Node) -> Self {
         let directory = Self::directory(node);
         let (plugins, own) = (Node::cni_plugins(), directory.join("bin"));
@@ -78,7 +79,7 @@ impl NetworkRecorder {
         node.directory().join("cni")
     }
 
-    /// Returns the owners of all chains until now.
+    /// Returns the owners of all recorded chains.
     pub(crate) fn owners(&self) -> ChainOwners {
         let ids = fs::read_to_string(&self.ids).unwrap_or_default();
         ChainOwners::of(&self.network, ids.lines().filter(|id| !id.is_empty()))
@@ -86,7 +87,7 @@ impl NetworkRecorder {
 }
 
 impl ChainOwners {
-    /// Returns the owners of the chains that these sandboxes may have in a network.
+    /// Returns the owners of all chains that these sandboxes may have in a network.
     pub(crate) fn of<'a>(network: &str, sandboxes: impl Iterator<Item = &'a str>) -> Self {
         let named = sandboxes
             .flat_map(|id| PREFIXES.map(|prefix| (chain_name(prefix, network, id), id.to_owned())));
@@ -116,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chain_names_are_those_of_the_plugins() {
+    fn chain_name_equals_the_name_from_the_plugins() {
         // containernetworking/plugins, pkg/utils/utils_test.go.
         assert_eq!(chain_name("CNI-", "test", "1234"), "CNI-2bbe0c48b91a7d1b8a6753a8");
         assert_eq!(chain_name("CNI-DN-", "test", "1234"), "CNI-DN-2bbe0c48b91a7d1b8a675");

@@ -1,4 +1,5 @@
-//! The inventory of everything that a soak may not leave behind, taken at its start and its end.
+//! The inventory of everything that a soak must not leave behind, taken at the start and at the
+//! end.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,10 +23,9 @@ pub(crate) struct Inventory {
 }
 
 impl Inventory {
-    /// Takes the inventory.
     pub(crate) fn of(node: &Node, kiyot: &Kiyot<'_>) -> Self {
         own_logged_cells(node, kiyot);
-        // All tests of the machine share its cgroups: those of other tests are skipped.
+        // All tests of the machine share its cgroups: cgroups of other tests are skipped.
         let is_group = |line: &&str| line.starts_with("control group");
         let mut lines: BTreeSet<String> = Leftovers::of_host()
             .without_pids()
@@ -67,27 +67,27 @@ impl Inventory {
     }
 }
 
-/// The differences of two inventories, without those that the node's containerd leaves.
+/// The differences of two inventories, without leftovers of the node's containerd.
 ///
-/// A call that a killed daemon has cut may still run in containerd when that is killed. containerd
-/// 1.6 then forgets the task: its shim stays, with the control groups, mounts and files that name
-/// its id, or only the shim's socket. A CNI plugin that is cut leaves the chain of its sandbox.
-/// Both happen without kiyot too. Differences of cells stay: their shims have another socket, and
-/// their ids another form.
+/// A call that a killed daemon forwarded may still run in containerd when containerd is killed.
+/// containerd 1.6 then forgets the task. The task's shim stays, with the control groups, mounts and
+/// files that have the task's id in their names, or only the socket of the shim stays. A killed CNI
+/// plugin leaves the chain of its sandbox. Both happen without kiyot too. Leftovers of cells remain
+/// differences: their shims have another socket and their ids another form.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Remains {
-    /// The differences, with the sandboxes of chains.
+    /// The differences. A line with a chain also has its sandbox.
     pub(crate) differences: Vec<String>,
     /// The number of tasks that the node's containerd has forgotten.
     pub(crate) tasks: usize,
-    /// The number of its sandboxes with chains.
+    /// The number of sandboxes of the node's containerd that have left chains.
     pub(crate) chains: usize,
-    /// The number of sockets of its shims.
+    /// The number of sockets that shims of the node's containerd have left.
     pub(crate) sockets: usize,
 }
 
 impl Remains {
-    /// Returns the remains in some differences.
+    /// Sorts differences into leftovers of the node's containerd and others.
     pub(crate) fn of(
         node: &Path,
         owners: &ChainOwners,
@@ -147,7 +147,8 @@ pub(crate) fn records(kiyot: &Kiyot<'_>) -> BTreeMap<String, u64> {
         .collect()
 }
 
-/// Lets the node own the cells in the daemon's log, whose resources it then lists and removes.
+/// Makes the node the owner of the cells in the daemon's log. The node then lists and removes their
+/// resources.
 pub(crate) fn own_logged_cells(node: &Node, kiyot: &Kiyot<'_>) {
     for cell in cells_in(&kiyot.log()) {
         node.owns(&cell);
@@ -162,13 +163,13 @@ fn cells_in(log: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Returns the resident memory of a process in KiB, 0 for an exited process.
+/// Returns the resident memory of a process in KiB, or 0 if the process has exited.
 pub(crate) fn resident(pid: u32) -> u64 {
     kiyot_testkit::resident_kib(pid).unwrap_or(0)
 }
 
-/// Returns the paths of all entries below a directory. Containers create trees that are too deep
-/// for recursion.
+/// Returns the paths of all entries below a directory, without recursion: containers create trees
+/// that are too deep for it.
 fn paths_below(directory: PathBuf) -> Vec<String> {
     let (mut found, mut directories) = (Vec::new(), vec![directory]);
     while let Some(directory) = directories.pop() {
@@ -183,7 +184,8 @@ fn paths_below(directory: PathBuf) -> Vec<String> {
     found
 }
 
-/// Returns the conntrack entries of UDP flows to the soak's host ports, which must end with them.
+/// Returns the conntrack entries of UDP flows to the soak's host ports. They must end with the host
+/// ports.
 fn flows() -> Vec<String> {
     let text = fs::read_to_string("/proc/net/nf_conntrack").unwrap_or_default();
     let to_port = |line: &&str| {
@@ -200,7 +202,7 @@ fn flows() -> Vec<String> {
     text.lines()
         .filter(to_port)
         .map(|line| {
-            // Without the remaining seconds, which change.
+            // The remaining seconds change, and are left out.
             let words =
                 line.split_whitespace().filter(|word| word.contains("=")).collect::<Vec<_>>();
             format!("flow udp {}", words.join(" "))
@@ -270,13 +272,13 @@ mod tests {
         let remains = Remains::of(node, &owners, &shims, all.clone());
         let differences = vec![all[3].clone(), all[5].clone(), all[6].clone()];
         assert_eq!(remains, Remains { differences, tasks: 1, chains: 0, sockets: 1 });
-        // Also without the shim, which may have been killed.
+        // The same holds without the shim, which may have been killed.
         let remains = Remains::of(node, &owners, &shims, vec![all[4].clone()]);
         assert_eq!(remains, Remains { sockets: 1, ..Remains::default() });
     }
 
     #[test]
-    fn chain_of_a_node_sandbox_is_ignored_and_that_of_a_cell_is_named() {
+    fn chain_of_a_node_sandbox_is_ignored_and_a_cells_chain_is_named() {
         let owners = ChainOwners::of("test", ["1234", "milpa5"].into_iter());
         let of_node = ["+ rule nat :CNI-2bbe0c48b91a7d1b8a6753a8 -".to_owned()];
         let ignored = Remains { chains: 1, ..Remains::default() };
@@ -309,7 +311,7 @@ mod tests {
         let found = paths_below(root.path().to_owned());
         assert_eq!(found.len(), LEVELS + 1);
         assert_eq!(found.last(), Some(&deepest.join("f").display().to_string()));
-        // `TempDir` removes by recursion.
+        // `TempDir` would remove the tree by recursion.
         kiyot_linux::tree::remove_path(&root.keep()).unwrap();
     }
 

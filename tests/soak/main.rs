@@ -1,5 +1,5 @@
 //! The soak: several callers create, change and remove pods of random shape, while the daemon,
-//! agents, cells and containerds are killed at random moments. At the end nothing is left.
+//! agents, cells and containerds are killed at random moments. At the end nothing may be left.
 //! `make soak SECONDS=n SEED=s` runs it.
 //!
 //! The test needs root and its own namespaces, which cargo's runner provides (scripts/runner). It
@@ -7,7 +7,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "what a test can't set up fails the test, at the place"
+    reason = "a failed setup fails the test in place"
 )]
 
 use std::{
@@ -43,15 +43,14 @@ mod witness;
 
 /// The default time during which processes are killed, in seconds; `SOAK_SECONDS` overrides it.
 const SECONDS: u64 = 60;
-/// The time between two lines of progress.
 const PROGRESS_PERIOD: Duration = Duration::from_secs(60);
 /// The time between two inventories.
 const INVENTORY_PERIOD: Duration = Duration::from_secs(1);
-/// Bounds the work of the callers after the last kill.
+/// Time limit of the callers after the last kill.
 const CALLERS_LIMIT: Duration = Duration::from_secs(900);
 /// Bounds the growth of the daemon's memory after the warm-up, in KiB.
 const MAX_GROWTH_KIB: u64 = 32 * 1024;
-/// The count of the warm pool during the kills, and without them.
+/// The size of the warm pool during the kills.
 const WARM: &str = "count = 2";
 const NOT_WARM: &str = "count = 0";
 /// Bounds the log file of a daemon, in bytes.
@@ -75,7 +74,7 @@ struct Soak {
     shared: Arc<SoakState>,
 }
 
-/// The daemon's resident memory, in KiB.
+/// The resident memory of the daemon, in KiB.
 #[derive(Debug, Default)]
 struct Memory {
     warm: u64,
@@ -109,7 +108,7 @@ impl Soak {
                 let (shared, kubelet, plan) =
                     (Arc::clone(&self.shared), kubelet.clone(), self.plan);
                 let runtime = Handle::current();
-                // On a blocking thread, as it reads and writes files.
+                // The caller reads and writes files: it gets a blocking thread.
                 spawn_blocking(move || {
                     runtime.block_on(caller::drive_pods(shared, kubelet, plan, caller));
                 })
@@ -120,7 +119,7 @@ impl Soak {
         let elapsed = begun.elapsed();
         self.shared.over.store(true, Ordering::SeqCst);
         self.join_callers(callers).await;
-        assert!(!watcher.is_finished(), "the watcher watches");
+        assert!(!watcher.is_finished(), "the watcher has ended");
         watcher.abort();
         self.assert_no_findings();
 
@@ -146,7 +145,8 @@ impl Soak {
         assert!(left.is_empty(), "left:\n{left}");
     }
 
-    /// Runs a pod on the node and one in a cell, so that lazily created state exists.
+    /// Runs a pod on the node and a pod in a cell, so that the first inventory includes lazily
+    /// created state.
     async fn warm_up(&self, kubelet: &Kubelet) {
         self.shared.over.store(true, Ordering::SeqCst);
         for place in [Place::Node, Place::CellByAnnotation] {
@@ -173,7 +173,7 @@ impl Soak {
                 break;
             }
             let kill = self.plan.kill(number);
-            // The moment of the kill is part of the plan, not a wait for a condition.
+            // The plan has the moment of the kill: this is not a wait for a condition.
             tokio::time::sleep(kill.after).await;
             memory.most = memory.most.max(resident(kiyot.pid()));
             let what = self.kill(node, kiyot, kill).await;
@@ -183,7 +183,7 @@ impl Soak {
                 told = Instant::now();
                 let minutes = begun.elapsed().as_secs() / 60;
                 eprintln!("minute {minutes}: {}", self.figures(resident(kiyot.pid())));
-                // The log has the cells until it is truncated.
+                // The ids of the cells are in the log only until it is truncated.
                 own_logged_cells(node, kiyot);
                 bound_logs(node);
             }
@@ -200,7 +200,7 @@ impl Soak {
             (Target::CellContainerd, Some(cell)) => vec!["containerd", "containerd.toml", cell],
             (Target::Cell, Some(cell)) => vec!["kiyot-cell launch", cell],
             (Target::Agent | Target::CellContainerd | Target::Cell, None) => {
-                return format!("no cell is there for {:?}", kill.victim);
+                return format!("no cell for {:?}", kill.victim);
             }
             (Target::Daemon, _) => {
                 self.shared.count_kill(kill.victim);
@@ -216,7 +216,7 @@ impl Soak {
                 return "the node's containerd".to_owned();
             }
         };
-        // There may be no process: a cell may just be starting or ending.
+        // The process may be absent: a cell may be starting or ending.
         self.shared.count_kill(kill.victim);
         let pids = processes(&words);
         kill_all(&pids);
@@ -225,11 +225,9 @@ impl Soak {
 
     /// Waits until the callers have removed their last pods.
     async fn join_callers(&self, callers: Vec<JoinHandle<()>>) {
-        wait_until(
-            format!("the callers have ended (SEED={})", self.seed),
-            CALLERS_LIMIT,
-            async || callers.iter().all(JoinHandle::is_finished).then_some(()),
-        )
+        wait_until(format!("the callers end (SEED={})", self.seed), CALLERS_LIMIT, async || {
+            callers.iter().all(JoinHandle::is_finished).then_some(())
+        })
         .await;
         for caller in callers {
             caller.await.unwrap();
@@ -277,7 +275,7 @@ impl Soak {
     }
 }
 
-/// Takes inventories until two are equal.
+/// Takes inventories until two in a row are equal, and returns the last.
 async fn settled(node: &Node, kiyot: &Kiyot<'_>) -> Inventory {
     let begun = Instant::now();
     let mut last = Inventory::of(node, kiyot);
@@ -292,7 +290,7 @@ async fn settled(node: &Node, kiyot: &Kiyot<'_>) -> Inventory {
     }
 }
 
-/// Takes inventories until one equals `before`, and returns the remains of the last.
+/// Takes inventories until an inventory equals `before`, and returns the last remains.
 async fn remains_of(
     node: &Node,
     kiyot: &Kiyot<'_>,
@@ -311,7 +309,7 @@ async fn remains_of(
     }
 }
 
-/// Truncates logs beyond [`MAX_LOG_BYTES`] after copying them to one second file.
+/// Truncates logs longer than [`MAX_LOG_BYTES`]. One earlier part is kept in a second file.
 fn bound_logs(node: &Node) {
     for log in ["containerd.log", "kiyot/kiyot.log"] {
         let path = node.directory().join(log);
@@ -319,7 +317,7 @@ fn bound_logs(node: &Node) {
             std::fs::metadata(&path).is_ok_and(|metadata| metadata.len() > MAX_LOG_BYTES);
         if too_long {
             let _ = std::fs::copy(&path, path.with_extension("log.before"));
-            // The writer appends, so it continues at the start of the file.
+            // The writer appends: it continues at the start of the truncated file.
             let _ =
                 std::fs::File::options().write(true).open(&path).and_then(|file| file.set_len(0));
         }

@@ -1,6 +1,6 @@
-//! The plan of a soak: shapes of pods, their steps, and the kills, all derived from a seed. Pure:
-//! no clock, no socket. Each part is computed by its number, so a plan is endless and needs no
-//! memory.
+//! The plan of a soak: shapes of pods, their steps, and the kills, derived from a seed. It is pure,
+//! without clock and socket. Each part is computed from its number: the plan is endless and needs
+//! no memory.
 
 use std::time::Duration;
 
@@ -9,13 +9,11 @@ use kiyot_testkit::SeededRng;
 #[cfg(test)]
 mod tests;
 
-/// The number of concurrent callers, each with a pod at a time.
+/// The number of concurrent callers. Each has one pod at a time.
 pub(crate) const CALLERS: usize = 4;
 /// The maximal number of containers of a pod, without init containers.
 pub(crate) const MAX_CONTAINERS: usize = 3;
-/// The maximal number of init containers of a pod.
 pub(crate) const MAX_INIT: usize = 2;
-/// The maximal number of volumes of a pod.
 pub(crate) const MAX_VOLUMES: usize = 4;
 /// The maximal number of steps between a pod's start and its removal.
 pub(crate) const MAX_STEPS: usize = 6;
@@ -33,12 +31,11 @@ pub(crate) const MAX_LINE_KIB: u32 = 64;
 pub(crate) const MAX_CHILDREN: u32 = 30;
 /// The first host port; each caller owns the next [`PORTS_PER_CALLER`].
 pub(crate) const FIRST_PORT: u16 = 20_000;
-/// The number of host ports of a caller.
 pub(crate) const PORTS_PER_CALLER: u16 = 100;
 /// The longest time between two kills.
 pub(crate) const MAX_KILL_PAUSE: Duration = Duration::from_secs(2);
-/// The number of kills in the first phase; each phase is twice as long as the previous, up to
-/// [`MAX_PHASE`]. Every other phase does not kill the daemon, so that leaks add up.
+/// The number of kills in the first phase. Each phase is twice as long as the previous, up to
+/// [`MAX_PHASE`]. In every other phase the daemon is not killed, so that leaks add up.
 const FIRST_PHASE: u64 = 16;
 /// The maximal number of kills in a phase.
 const MAX_PHASE: u64 = 512;
@@ -49,7 +46,7 @@ pub(crate) struct Plan {
     seed: u64,
 }
 
-/// The backend of a pod, and the field of the pod that selects it.
+/// The backend of a pod, with the field of the pod that selects it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// The node, by default.
@@ -61,7 +58,6 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Returns true for a cell.
     pub(crate) fn is_cell(self) -> bool {
         self != Self::Node
     }
@@ -94,7 +90,7 @@ pub(crate) enum VolumeKind {
 }
 
 impl VolumeKind {
-    /// Returns true if the kubelet writes its files.
+    /// Returns whether the kubelet writes files to the volume.
     pub(crate) fn is_written(self) -> bool {
         !matches!(self, Self::Disk | Self::Memory)
     }
@@ -104,7 +100,7 @@ impl VolumeKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct VolumeShape {
     pub(crate) kind: VolumeKind,
-    /// Bytes that the kubelet writes beside the version.
+    /// The number of bytes that the kubelet writes beside the version.
     pub(crate) padding: usize,
 }
 
@@ -134,7 +130,7 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// Returns true if the program runs until it is stopped.
+    /// Returns whether the program runs until it is stopped.
     pub(crate) fn runs_until_stopped(self) -> bool {
         !matches!(self, Self::Exits { .. } | Self::NoProgram | Self::NoImage)
     }
@@ -144,9 +140,10 @@ impl Work {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ContainerShape {
     pub(crate) work: Work,
-    /// The index of the volume for its trees and files; without it, its writable layer.
+    /// The volume in which the program creates its trees and files: an index, or the writable
+    /// layer.
     pub(crate) volume: Option<usize>,
-    /// A terminal on its standard streams.
+    /// Has a terminal on the standard streams.
     pub(crate) tty: bool,
 }
 
@@ -161,22 +158,22 @@ pub(crate) enum Step {
     Update { volume: usize },
     /// Reads the log.
     Logs { container: usize },
-    /// Calls the lists, statuses and statistics.
+    /// Reads the lists, statuses and statistics.
     Look,
-    /// Restarts the kubelet, which writes another `config.seen`.
+    /// Restarts the kubelet, which then sends another `config.seen`.
     KubeletRestarts,
     /// Connects to a host port.
     Connect,
 }
 
-/// The order of a pod's removal.
+/// The way in which a pod is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removal {
-    /// Stops the containers and the sandbox, and removes each.
+    /// Stops the containers and then the sandbox, and removes each.
     InOrder,
-    /// Stops and removes the sandbox with its containers.
+    /// Stops and removes the sandbox together with its containers.
     AtOnce,
-    /// Two concurrent calls stop the sandbox.
+    /// Stops the sandbox by two concurrent calls.
     Twice,
 }
 
@@ -190,7 +187,6 @@ pub(crate) struct Lifecycle {
     pub(crate) volumes: Vec<VolumeShape>,
     pub(crate) init: Vec<ContainerShape>,
     pub(crate) containers: Vec<ContainerShape>,
-    /// Host ports.
     pub(crate) ports: Vec<u16>,
     /// The grace period, in seconds.
     pub(crate) grace: i64,
@@ -199,7 +195,6 @@ pub(crate) struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Returns true if the pod must be refused.
     pub(crate) fn is_refused(&self) -> bool {
         self.place.is_cell() && self.access != HostAccess::No
     }
@@ -226,12 +221,11 @@ pub(crate) struct Kill {
     /// The time since the previous kill.
     pub(crate) after: Duration,
     pub(crate) victim: Target,
-    /// The number of the cell, modulo the existing cells.
+    /// The index of the cell, modulo the number of cells.
     pub(crate) cell: usize,
 }
 
 impl Plan {
-    /// Returns the plan of a seed.
     pub(crate) fn of(seed: u64) -> Self {
         Self { seed }
     }
@@ -243,7 +237,7 @@ impl Plan {
         SeededRng::of(rng.next(1 << 50).wrapping_add(number))
     }
 
-    /// Returns a pod of a caller by its number, from 0.
+    /// Returns a pod of a caller by its number, counted from 0.
     pub(crate) fn life(self, caller: usize, number: u64) -> Lifecycle {
         let mut rng = self.rng(caller as u64 + 1, number);
         let place = rng.pick(&[
@@ -288,7 +282,7 @@ impl Plan {
         }
     }
 
-    /// Returns a pod for which everything must work, as nothing is killed any more.
+    /// Returns a pod for which every call must succeed, because no process is killed any more.
     pub(crate) fn undisturbed_pod(self, caller: usize, place: Place) -> Lifecycle {
         let counts = ContainerShape { work: Work::Counts, volume: None, tty: false };
         let number = u64::MAX - u64::from(place.is_cell());
@@ -317,7 +311,7 @@ impl Plan {
         }
     }
 
-    /// Returns a kill by its number, from 0.
+    /// Returns a kill by its number, counted from 0.
     pub(crate) fn kill(self, number: u64) -> Kill {
         let mut rng = self.rng(0, number);
         let after =
@@ -328,7 +322,6 @@ impl Plan {
     }
 }
 
-/// Returns the phase of a kill.
 fn phase(kill: u64) -> u64 {
     let (mut phase, mut length, mut begin) = (0, FIRST_PHASE, 0);
     while begin + length <= kill {
@@ -339,7 +332,7 @@ fn phase(kill: u64) -> u64 {
     phase
 }
 
-/// Returns true if the daemon is not killed in the phase of this kill.
+/// Returns whether the phase of this kill does not kill the daemon.
 pub(crate) fn spares_daemon(kill: u64) -> bool {
     phase(kill) % 2 == 1
 }
@@ -352,7 +345,7 @@ fn access(rng: &mut SeededRng, place: Place) -> HostAccess {
             HostAccess::Path,
             HostAccess::Privileged,
         ]),
-        // Two attempts in the node's PID namespace could not be distinguished.
+        // Two attempts in the node's PID namespace could not be distinguished: hostPID is left out.
         (false, 0) => HostAccess::Network,
         _ => HostAccess::No,
     }
@@ -393,7 +386,7 @@ fn container(rng: &mut SeededRng, volumes: &[VolumeShape]) -> ContainerShape {
     let own: Vec<usize> =
         (0..volumes.len()).filter(|index| !volumes[*index].kind.is_written()).collect();
     let volume = (!own.is_empty() && rng.one_in(2)).then(|| rng.pick(&own));
-    // Lines of a terminal end with "\r\n" and are not counted.
+    // A terminal ends lines with "\r\n": these lines are not counted.
     ContainerShape { work, volume, tty: rng.one_in(10) }
 }
 
@@ -404,7 +397,7 @@ fn ports_from(caller: usize, many: u16) -> Vec<u16> {
 
 fn ports(rng: &mut SeededRng, caller: usize, access: HostAccess) -> Vec<u16> {
     match rng.next(4) {
-        // A pod on the node's network has its ports anyway.
+        // A pod in the node's network has its ports without a mapping.
         _ if access == HostAccess::Network => Vec::new(),
         0 => ports_from(caller, 1 + u16::try_from(rng.next(3)).unwrap_or(0)),
         _ => Vec::new(),

@@ -8,15 +8,14 @@ use crate::plan::{ContainerShape, HostAccess, Lifecycle, Place, VolumeKind, Volu
 
 /// An image of a registry that refuses every connection.
 const NO_IMAGE: &str = "127.0.0.1:1/absent:1";
-/// The first container port that host ports lead to.
+/// The first container port to which host ports lead.
 const CONTAINER_PORT: i32 = 8080;
-/// Counts until SIGTERM.
+/// A script that counts until SIGTERM.
 const COUNTS: &str =
     "trap 'exit 0' TERM; i=0; while :; do i=$((i+1)); echo line $i; sleep 0.5; done";
-/// Waits until SIGTERM.
+/// A script that waits until SIGTERM.
 const WAITS: &str = "trap 'exit 0' TERM; while :; do sleep 0.5; done";
 
-/// Returns the name of a volume.
 pub(crate) fn volume_name(index: usize) -> String {
     format!("volume-{index}")
 }
@@ -26,17 +25,15 @@ pub(crate) fn volume_path(index: usize) -> String {
     format!("/v/{index}")
 }
 
-/// Returns the name of a container.
 pub(crate) fn container_name(index: usize) -> String {
     format!("main-{index}")
 }
 
-/// Returns the name of an init container.
 pub(crate) fn init_name(index: usize) -> String {
     format!("init-{index}")
 }
 
-/// Returns the word that marks the first process of a container on its command line.
+/// Returns the word on the command line that marks the first process of a container.
 pub(crate) fn mark(uid: &str, name: &str) -> String {
     format!("{MARK}{uid}:{name}")
 }
@@ -44,8 +41,8 @@ pub(crate) fn mark(uid: &str, name: &str) -> String {
 /// The prefix of every [`mark`].
 pub(crate) const MARK: &str = "soak:";
 
-/// Returns the files of a volume that the kubelet writes: two have the version, so that a torn
-/// update is visible.
+/// Returns the files that the kubelet writes to a volume. Two files have the version: a torn update
+/// is visible.
 pub(crate) fn files(shape: VolumeShape, version: u32) -> BTreeMap<String, Vec<u8>> {
     let text = format!("{version}\n").into_bytes();
     BTreeMap::from([
@@ -60,7 +57,6 @@ pub(crate) fn version_script(index: usize) -> String {
     format!("cd -P {}/..data && cat a-version z-version", volume_path(index))
 }
 
-/// Returns the spec of a pod.
 pub(crate) fn pod(life: &Lifecycle) -> Pod {
     let mut pod = Pod::new(&format!("soak-{}-{}", life.caller, life.number));
     match life.place {
@@ -91,12 +87,10 @@ pub(crate) fn pod(life: &Lifecycle) -> Pod {
     pod
 }
 
-/// Returns an init container of a pod.
 pub(crate) fn init(life: &Lifecycle, index: usize, uid: &str) -> Container {
     container(life, life.init[index], &init_name(index), uid)
 }
 
-/// Returns a container of a pod.
 pub(crate) fn main(life: &Lifecycle, index: usize, uid: &str) -> Container {
     container(life, life.containers[index], &container_name(index), uid)
 }
@@ -147,7 +141,7 @@ fn script(work: Work, at: &str) -> String {
         Work::LongLine { kib } => {
             format!("head -c {kib}k /dev/zero | tr '\\0' x; echo; {COUNTS}")
         }
-        // 50 levels per process: `mkdir` is no builtin of the shell.
+        // Each process creates 50 levels: `mkdir` is not a builtin of the shell.
         Work::Deep { levels } => format!(
             "( cd {at}; p=d; while [ ${{#p}} -lt 99 ]; do p=$p/d; done; n=0; \
              while [ $n -lt {levels} ]; do mkdir -p $p && cd -P $p || break; \

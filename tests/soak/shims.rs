@@ -1,7 +1,7 @@
 //! Sockets of shims, and the containerd that owns them.
 //!
 //! A shim of the node's containerd that is killed between the creation of its socket and its first
-//! call leaves the socket. Cells have a `/run` of their own.
+//! call leaves the socket. Shims in cells have their own `/run`.
 
 use std::{
     collections::BTreeSet,
@@ -15,10 +15,10 @@ use ring::digest::{SHA256, digest};
 
 /// The shim of containerd's default runtime.
 const SHIM: &str = "containerd-shim-runc-v2";
-/// The directory of all sockets (containerd, `socketRoot`).
+/// The directory of all sockets of shims (containerd, `socketRoot`).
 const SOCKETS: &str = "/run/containerd/s";
 
-/// Records the arguments of all shims of the node's containerd, in a file.
+/// Records the arguments of all shims of the node's containerd in a file.
 #[derive(Debug)]
 pub(crate) struct ShimRecorder(PathBuf);
 
@@ -27,7 +27,8 @@ pub(crate) struct ShimRecorder(PathBuf);
 pub(crate) struct ShimSockets(BTreeSet<String>);
 
 impl ShimRecorder {
-    /// Makes the node's containerd run a shim that records its arguments, from its next start on.
+    /// Makes the node's containerd run a shim that records its arguments. Takes effect at the next
+    /// start of containerd.
     pub(crate) fn prepare(node: &Node) -> Self {
         let calls = node.directory().join("shims");
         let program = node.programs().join(SHIM);
@@ -42,19 +43,18 @@ impl ShimRecorder {
         Self(calls)
     }
 
-    /// Returns the sockets of all shims until now.
+    /// Returns the sockets of all recorded shims.
     pub(crate) fn sockets(&self) -> ShimSockets {
         ShimSockets::of(&fs::read_to_string(&self.0).unwrap_or_default())
     }
 }
 
 impl ShimSockets {
-    /// Returns the sockets of shims with these arguments, one shim a line.
+    /// Returns the sockets of shims from their arguments, one shim a line.
     pub(crate) fn of(calls: &str) -> Self {
         Self(calls.lines().filter_map(socket).collect())
     }
 
-    /// Returns true if a path is the socket of one of the shims.
     pub(crate) fn contains(&self, path: &str) -> bool {
         self.0.contains(path)
     }
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_of_a_shim_is_that_of_containerd() {
+    fn socket_of_a_shim_has_the_name_from_containerd() {
         let sockets = ShimSockets::of(CALL);
         assert!(sockets.contains(&format!("{SOCKETS}/{HASH}")));
         assert!(!sockets.contains(&format!("{SOCKETS}/00")));

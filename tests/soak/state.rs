@@ -12,26 +12,26 @@ use tokio::sync::RwLock;
 
 use crate::plan::{Target, Work};
 
-/// Bounds the remembered ids of removed objects, which must not reappear.
+/// Bounds the remembered ids of removed objects. A removed object must not reappear.
 const MAX_REMOVED: usize = 512;
-/// Bounds the kept findings; the first ends the soak.
+/// Bounds the kept findings. The first finding ends the soak.
 const MAX_FINDINGS: usize = 20;
 
 /// The number of kills by kind of process.
 pub(crate) type Kills = BTreeMap<Target, u64>;
 
-/// A sandbox whose creation was acknowledged.
+/// A sandbox whose creation has succeeded.
 #[derive(Debug, Clone)]
 pub(crate) struct SandboxEntry {
     pub(crate) pod: String,
     pub(crate) cell: bool,
-    /// The kills before its creation was requested.
+    /// The kills until the creation was requested.
     pub(crate) kills: Kills,
     pub(crate) stopping: bool,
     pub(crate) removing: bool,
 }
 
-/// A container whose creation was acknowledged.
+/// A container whose creation has succeeded.
 #[derive(Debug, Clone)]
 pub(crate) struct ContainerEntry {
     pub(crate) sandbox: String,
@@ -39,15 +39,14 @@ pub(crate) struct ContainerEntry {
     pub(crate) name: String,
     pub(crate) work: Work,
     pub(crate) cell: bool,
-    /// The kills before its creation was requested.
+    /// The kills until the creation was requested.
     pub(crate) kills: Kills,
-    /// True once its start was acknowledged.
     pub(crate) started: bool,
     pub(crate) stopping: bool,
     pub(crate) removing: bool,
 }
 
-/// Sandboxes and containers that exist for the kubelet.
+/// The sandboxes and containers that the kubelet knows.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     pub(crate) sandboxes: HashMap<String, SandboxEntry>,
@@ -56,7 +55,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Allows a sandbox and its containers to stop from here on.
+    /// Allows a sandbox and its containers to stop from now on.
     pub(crate) fn allow_stop(&mut self, sandbox: &str) {
         if let Some(known) = self.sandboxes.get_mut(sandbox) {
             known.stopping = true;
@@ -66,21 +65,21 @@ impl Ledger {
         }
     }
 
-    /// Allows a container to stop from here on.
+    /// Allows a container to stop from now on.
     pub(crate) fn allow_container_stop(&mut self, id: &str) {
         if let Some(known) = self.containers.get_mut(id) {
             known.stopping = true;
         }
     }
 
-    /// Allows a container to be absent from here on.
+    /// Allows a container to be absent from now on.
     pub(crate) fn allow_container_removal(&mut self, id: &str) {
         if let Some(known) = self.containers.get_mut(id) {
             known.removing = true;
         }
     }
 
-    /// Allows a sandbox and its containers to be absent from here on.
+    /// Allows a sandbox and its containers to be absent from now on.
     pub(crate) fn allow_removal(&mut self, sandbox: &str) {
         if let Some(known) = self.sandboxes.get_mut(sandbox) {
             known.removing = true;
@@ -90,7 +89,7 @@ impl Ledger {
         }
     }
 
-    /// Requires a sandbox and its containers to be absent from here on.
+    /// Requires a sandbox and its containers to be absent from now on.
     pub(crate) fn require_absence(&mut self, sandbox: &str) {
         self.sandboxes.remove(sandbox);
         let containers: Vec<_> = self
@@ -108,7 +107,6 @@ impl Ledger {
     }
 }
 
-/// The shared state of a soak.
 #[derive(Debug, Default)]
 pub(crate) struct SoakState {
     /// True after the last kill.
@@ -118,8 +116,8 @@ pub(crate) struct SoakState {
     pub(crate) calls: AtomicU64,
     pub(crate) failed: AtomicU64,
     /// Locked for reading by calls that change a pod on the node, and for writing by kills of the
-    /// node's containerd: tasks that containerd 1.6 is creating when it is killed stay on the node
-    /// (shims, `runc init`, cgroups), with and without kiyot.
+    /// node's containerd. If containerd 1.6 is killed while it creates a task, parts of the task
+    /// stay on the node (shims, `runc init`, cgroups), with and without kiyot.
     pub(crate) node_lock: Arc<RwLock<()>>,
     ledger: Mutex<Ledger>,
     kills: Mutex<Kills>,
@@ -127,34 +125,31 @@ pub(crate) struct SoakState {
 }
 
 impl SoakState {
-    /// Locks and returns the ledger.
     pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().expect("no thread panics with this lock")
     }
 
-    /// Returns the kills until now.
+    /// Returns the numbers of kills until now.
     pub(crate) fn kills(&self) -> Kills {
         self.kills.lock().expect("no thread panics with this lock").clone()
     }
 
-    /// Counts a kill; called before the process is killed.
+    /// Counts a kill. Must be called before the process is killed.
     pub(crate) fn count_kill(&self, victim: Target) {
         *self.kills.lock().expect("no thread panics with this lock").entry(victim).or_default() +=
             1;
     }
 
-    /// Returns true if a process of these kinds was killed after `before` was taken.
+    /// Returns whether a process of these kinds was killed since `before` was taken.
     pub(crate) fn killed_since(&self, before: &Kills, victims: &[Target]) -> bool {
         let now = self.kills();
         victims.iter().any(|victim| now.get(victim) != before.get(victim))
     }
 
-    /// Returns true after the last kill.
     pub(crate) fn kills_are_over(&self) -> bool {
         self.over.load(Ordering::SeqCst)
     }
 
-    /// Records a violation.
     pub(crate) fn report(&self, finding: String) {
         let mut findings = self.findings.lock().expect("no thread panics with this lock");
         if findings.len() < MAX_FINDINGS && !findings.contains(&finding) {
@@ -163,7 +158,6 @@ impl SoakState {
         }
     }
 
-    /// Returns the recorded violations.
     pub(crate) fn findings(&self) -> Vec<String> {
         self.findings.lock().expect("no thread panics with this lock").clone()
     }

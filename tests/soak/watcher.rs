@@ -1,4 +1,4 @@
-//! The watcher: verifies the invariants that hold at every moment of a soak.
+//! The watcher: checks the invariants that hold at every moment of a soak.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -15,30 +15,30 @@ use crate::{
     state::{ContainerEntry, Kills, SoakState},
 };
 
-/// The time between two checks, half of the period of a kubelet's PLEG.
+/// The time between two checks: half the relist period of a kubelet's PLEG.
 const CHECK_PERIOD: Duration = Duration::from_millis(500);
 /// The command line of a pause container's process.
 const PAUSE_PROCESS: &str = "/bin/busybox sleep 2147483647";
 
-/// The last state of a container in the lists, and its exit.
+/// The last listed state of a container, and its exit.
 #[derive(Debug, Default)]
 struct Seen {
     state: i32,
     end: Option<(i32, String, i64)>,
 }
 
-/// Checks until the task is aborted.
+/// Checks the invariants until the task is aborted.
 pub(crate) async fn watch(shared: Arc<SoakState>, mut kubelet: Kubelet) {
     let mut seen = HashMap::new();
     loop {
         check_lists(&shared, &mut kubelet, &mut seen).await;
         check_processes(&shared);
-        // The period of the checks, not a wait for a condition.
+        // The sleep is the period of the checks, not a wait for a condition.
         tokio::time::sleep(CHECK_PERIOD).await;
     }
 }
 
-/// Checks that the lists have every acknowledged object. An error in place of a list is fine.
+/// Checks that the lists have every acknowledged object. A list may be an error instead.
 async fn check_lists(shared: &SoakState, kubelet: &mut Kubelet, seen: &mut HashMap<String, Seen>) {
     let (mut sandboxes, mut containers, removed) = {
         let ledger = shared.ledger();
@@ -57,7 +57,7 @@ async fn check_lists(shared: &SoakState, kubelet: &mut Kubelet, seen: &mut HashM
         (kept, containers, ledger.removed.iter().cloned().collect::<BTreeSet<_>>())
     };
     shared.calls.fetch_add(2, Ordering::Relaxed);
-    // Containers first: the sandbox of a listed container is listed.
+    // Containers are listed first: the sandbox of a listed container must be in the later list.
     let (Ok(of_containers), Ok(of_sandboxes)) =
         (kubelet.containers().await, kubelet.sandboxes().await)
     else {
@@ -89,7 +89,7 @@ async fn check_lists(shared: &SoakState, kubelet: &mut Kubelet, seen: &mut HashM
     let back = of_sandboxes.iter().map(|listed| &listed.id);
     for id in back.chain(of_containers.iter().map(|listed| &listed.id)) {
         if removed.contains(id) {
-            shared.report(format!("{id} was removed, and is listed"));
+            shared.report(format!("{id} was removed, but is listed"));
         }
     }
     check_duplicates(shared, &of_sandboxes, &of_containers);
@@ -122,11 +122,11 @@ fn check_duplicates(
         }
     }
     for (pod, ids) in ready.iter().chain(&running).filter(|(_, ids)| ids.len() > 1) {
-        shared.report(format!("two of {pod} are listed as running: {ids:?}"));
+        shared.report(format!("{pod}: several attempts are listed as running: {ids:?}"));
     }
 }
 
-/// Checks that sandboxes stay ready until they are stopped or their cell is killed.
+/// Checks that a sandbox stays ready until it is stopped or its cell is killed.
 fn check_readiness(shared: &SoakState, sandboxes: &[cri::PodSandbox]) {
     let ledger = shared.ledger();
     for listed in sandboxes {
@@ -135,21 +135,22 @@ fn check_readiness(shared: &SoakState, sandboxes: &[cri::PodSandbox]) {
             known.stopping || (known.cell && shared.killed_since(&known.kills, &[Target::Cell]));
         if listed.state() != cri::PodSandboxState::SandboxReady && !excused {
             shared.report(format!(
-                "{}: {} reads NOTREADY, and nobody stopped it",
+                "{}: {} reads NOTREADY, but was not stopped",
                 known.pod, listed.id
             ));
         }
     }
 }
 
-/// Checks that the state of a container never goes back and its exit never changes.
+/// Checks that the state of a container never goes back and that its exit never changes.
 async fn check_states(
     shared: &SoakState,
     kubelet: &mut Kubelet,
     seen: &mut HashMap<String, Seen>,
     listed: &cri::Container,
 ) {
-    // Unknown containers may be listed: their caller was disconnected before the answer.
+    // The list may have containers without an entry: their caller was disconnected before the
+    // response.
     let Some(known) = shared.ledger().containers.get(&listed.id).cloned() else { return };
     if listed.state() == cri::ContainerState::ContainerUnknown {
         return;
@@ -157,7 +158,7 @@ async fn check_states(
     let before = seen.entry(listed.id.clone()).or_default();
     if listed.state < before.state {
         shared.report(format!(
-            "{}: {} ({}) read state {} and reads {} now",
+            "{}: {} ({}) had state {} and now has {}",
             known.pod, listed.id, known.name, before.state, listed.state
         ));
     }
@@ -173,7 +174,7 @@ async fn check_states(
     let end = (status.exit_code, status.reason.clone(), status.finished_at);
     match &before.end {
         None => {
-            // The ledger knows of a stop before the stop is requested.
+            // A stop is entered in the ledger before it is requested.
             let now = shared.ledger().containers.get(&listed.id).cloned().unwrap_or(known);
             if !is_possible(shared, &now, &end) {
                 shared.report(format!(
@@ -190,35 +191,36 @@ async fn check_states(
             }
             before.end = Some(end);
         }
-        Some(told) if *told != end => shared.report(format!(
-            "{}: {} ({}) ended with {told:?} and then with {end:?}",
+        Some(first) if *first != end => shared.report(format!(
+            "{}: {} ({}) ended with {first:?} and then with {end:?}",
             known.pod, listed.id, known.name
         )),
         Some(_) => {}
     }
 }
 
-/// Returns true if a container may have exited like this.
+/// Returns whether a container may have this exit.
 fn is_possible(shared: &SoakState, known: &ContainerEntry, end: &(i32, String, i64)) -> bool {
     let killed = |kills: &Kills, victim| shared.killed_since(kills, &[victim]);
     let lost = known.cell && killed(&known.kills, Target::Cell);
     let containerd = if known.cell { Target::CellContainerd } else { Target::NodeContainerd };
     let (code, reason, _) = end;
     match known.work {
-        // The program exited by itself.
+        // The program has exited by itself.
         Work::Exits { code: own, .. } if *code == own => return true,
         Work::NoProgram if [127, 128].contains(code) => return true,
         _ => {}
     }
     match code {
-        // A shell that received SIGTERM.
+        // The shell has received SIGTERM.
         0 => known.stopping && known.work.runs_until_stopped(),
         137 => known.stopping || lost || !known.started,
-        // A start that was cut or given up: 1 is the exit code of runc before it runs the program.
+        // The start was interrupted or cancelled: 1 is the exit code of runc before it executes the
+        // program.
         1 => !known.started,
         128 => !known.started && reason == "StartError",
-        // containerd reads the exit of a container that ended while containerd was dead from the
-        // shim; if the shim has exited too, it answers 255 `Unknown`.
+        // If a container ends while containerd is dead, containerd reads the exit from the shim. If
+        // the shim has exited as well, containerd reports 255 `Unknown`.
         255 => {
             let may_end = !known.started || known.stopping || !known.work.runs_until_stopped();
             killed(&known.kills, containerd) && may_end
@@ -227,7 +229,7 @@ fn is_possible(shared: &SoakState, known: &ContainerEntry, end: &(i32, String, i
     }
 }
 
-/// A process by PID and start time, which is unique.
+/// A process by its PID and start time. The pair is unique.
 pub(crate) type Process = (String, u64);
 
 /// Checks that no container or sandbox has two live processes in different PID namespaces.

@@ -1,4 +1,4 @@
-//! The witness: a pod on the node that runs through the whole soak, whatever is killed.
+//! The witness: a pod on the node that runs through all kills of the soak.
 
 use std::{fs, sync::Arc};
 
@@ -20,7 +20,6 @@ pub(crate) struct Witness {
 }
 
 impl Witness {
-    /// Runs the pod.
     pub(crate) async fn start(shared: &Arc<SoakState>, mut kubelet: Kubelet) -> Self {
         let mut spec = Pod::new("witness");
         let script = "trap 'exit 0' TERM; while :; do echo alive > /tmp/alive; sleep 0.5; done";
@@ -57,12 +56,12 @@ impl Witness {
                 },
             );
         }
-        // The process is runc until it executes the program.
+        // Until it executes the program, the process is runc.
         let process = wait_until("the witness runs", LIMIT, async || first_process(&spec)).await;
         Self { kubelet, running, process }
     }
 
-    /// Checks that the same process still works, and removes the pod.
+    /// Checks that the process is the same and still works, and removes the pod.
     pub(crate) async fn finish(mut self, shared: &SoakState) {
         let id = self.running.container("main").id.clone();
         let status = self.kubelet.container_status(&id).await.unwrap();
@@ -76,7 +75,7 @@ impl Witness {
         let at = format!("/proc/{}/root/tmp/alive", self.process.0);
         // The program recreates the file after it is removed.
         let _ = fs::remove_file(&at);
-        wait_until("the witness goes on", LIMIT, async || {
+        wait_until("the witness writes its file again", LIMIT, async || {
             fs::exists(&at).is_ok_and(|there| there).then_some(())
         })
         .await;
@@ -89,8 +88,8 @@ impl Witness {
     }
 }
 
-/// Returns the first process of the pod's container. Between fork and exec its child, `sleep`, has
-/// the same command line.
+/// Returns the first process of the pod's container. Its child `sleep` has the same command line
+/// between fork and exec.
 fn first_process(spec: &Pod) -> Option<Process> {
     let pid = processes(&[&mark(&spec.uid, "main")]).into_iter().find(|pid| {
         let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
@@ -100,7 +99,7 @@ fn first_process(spec: &Pod) -> Option<Process> {
     Some((pid, started))
 }
 
-/// Returns true for the `status` of the first process of a PID namespace (proc_pid_status(5)).
+/// Returns whether `status` is of the first process of a PID namespace (proc_pid_status(5)).
 fn is_first_of_namespace(status: &str) -> bool {
     let ids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     ids.is_some_and(|ids| ids.split_whitespace().next_back() == Some("1"))

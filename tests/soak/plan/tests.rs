@@ -4,7 +4,6 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Returns the name of a variant.
 fn kind(of: impl std::fmt::Debug) -> String {
     format!("{of:?}").split([' ', '{']).next().unwrap_or_default().to_owned()
 }
