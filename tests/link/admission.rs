@@ -1,4 +1,4 @@
-//! Admission: which connections are accepted as a cell's.
+//! Admission of connections to a cell.
 
 use std::time::{Duration, SystemTime};
 
@@ -39,10 +39,10 @@ async fn certificate_of_an_ended_or_unenrolled_cell_is_refused() {
     // The cell has ended.
     fixture.admission.remove(&fixture.cell);
     assert_refused(&fixture.bootstrap(), tls()).await;
-    // A cell of that name is expected, but has not enrolled.
+    // A cell of the same name is expected again, but has not enrolled.
     fixture.admission.expect(&fixture.cell, TOKEN);
     assert_refused(&fixture.bootstrap(), tls()).await;
-    // It has enrolled with another key.
+    // The cell has enrolled with another key.
     ManualAgent::new().enrol(&fixture.bootstrap()).await.unwrap();
     assert_refused(&fixture.bootstrap(), tls()).await;
     assert_eq!(fixture.admission.linked_events(), [Some(1), None]);
@@ -68,7 +68,7 @@ async fn stolen_certificate_is_refused_and_leaves_the_link_alone() {
     assert_refused(&bootstrap, thief.tls_with(&bootstrap, certificate.clone())).await;
     assert!(!link.has_ended());
     assert_eq!(fixture.admission.linked_events(), [Some(1)]);
-    // The same configuration with the owner's key is accepted: the key made the difference.
+    // The owner's key with the same configuration is accepted: only the key made the difference.
     let mut stream = dial(&bootstrap, owner.tls_with(&bootstrap, certificate)).await.unwrap();
     let mut first_byte = [0];
     within("the gateway's first message", stream.read_exact(&mut first_byte)).await.unwrap();
@@ -101,7 +101,7 @@ async fn foreign_or_expired_certificate_is_refused() {
     let cell_tls =
         |certificate| tls::cell_client(&bootstrap.ca_sha256, key.identity(certificate)).unwrap();
 
-    // Both cells would be admitted by name and key.
+    // Name and key of both cells would be admitted.
     key.enrol(&bootstrap).await.unwrap();
     let foreign = key.certificate_by(&Ca::new().unwrap(), &fixture.cell, Duration::from_secs(3600));
     assert_refused(&bootstrap, cell_tls(foreign)).await;
@@ -156,7 +156,7 @@ async fn hello_that_contradicts_the_certificate_is_refused() {
 
 /// Verifies L4.
 #[tokio::test]
-async fn newer_connection_replaces_an_older_one_and_never_the_reverse() {
+async fn newer_connection_replaces_an_older_connection_and_never_the_reverse() {
     let fixture = Fixture::start().await;
     let key = ManualAgent::new();
     let identity = key.enrol(&fixture.bootstrap()).await.unwrap();
@@ -180,7 +180,7 @@ async fn newer_connection_replaces_an_older_one_and_never_the_reverse() {
         fixture.admission.linked_events() == [Some(5), Some(6)]
     })
     .await;
-    // Another incarnation of the agent counts from 1.
+    // A new incarnation of the agent counts from 1.
     let first = connect("second", 1).await;
     sixth.ended().await;
     wait_for("the next incarnation is linked", || {
@@ -189,12 +189,13 @@ async fn newer_connection_replaces_an_older_one_and_never_the_reverse() {
     .await;
     drop(first);
     fixture.wait_unlinked().await;
-    // A stale connection stays stale when the newer one has ended.
+    // A stale connection stays refused after the newer connection has ended.
     connect("second", 1).await.ended().await;
     assert_eq!(fixture.admission.linked_events(), [Some(5), Some(6), Some(1), None]);
-    // An agent that names an earlier run can't be told from one that has started again.
+    // The gateway can't distinguish an agent that names an earlier incarnation from an agent that
+    // has started again.
     let _again = connect("first", 3).await;
-    wait_for("the run of that name is linked", || {
+    wait_for("the agent is linked again", || {
         fixture.admission.linked_events() == [Some(5), Some(6), Some(1), None, Some(3)]
     })
     .await;

@@ -11,7 +11,7 @@ use crate::{
     kit::{Fixture, LIMIT, limits, timed, within},
 };
 
-/// The minimal idle timeout of tests in which a connection is to be closed.
+/// The minimal idle timeout of tests that wait until a connection is closed.
 const MIN_IDLE: Duration = Duration::from_millis(50);
 
 #[tokio::test]
@@ -43,7 +43,7 @@ async fn idle_bulk_connection_is_closed_and_reopened_on_demand() {
     })
     .await;
     let agent = fixture.agent();
-    // Calls that find the connection closed open another one.
+    // A call that finds the connection closed opens a new connection.
     wait_until("a second connection was opened", LIMIT, async || {
         echo(&fixture.link.bulk, "another").await;
         (agent.agent.bulk_connections.load(Ordering::SeqCst) >= 2).then_some(())
@@ -56,7 +56,7 @@ async fn idle_bulk_connection_is_closed_and_reopened_on_demand() {
 #[tokio::test]
 async fn bulk_connection_of_periodic_calls_is_kept() {
     const CALLS: usize = 20;
-    // Each reopening at least doubles the idle timeout: after ten it is 50 s.
+    // Each reopening at least doubles the idle timeout: after ten reopenings it is 50 s.
     const MAX_CONNECTIONS: usize = 10;
     let fixture = Fixture::with_limits(kiyot::backends::milpa::gateway::Limits {
         bulk_idle: MIN_IDLE..=LIMIT,
@@ -87,9 +87,9 @@ async fn open_call_keeps_its_bulk_connection() {
         .await;
     let log = log.as_mut().unwrap().get_mut();
     assert!(log.message().await.unwrap().is_some());
-    // A connection before may have been closed before the call began.
+    // An earlier connection may have been closed before the call began.
     let opened = agent.agent.bulk_connections.load(Ordering::SeqCst);
-    // No further part is sent: the call is only open.
+    // No further part is sent: the open call alone keeps the connection.
     assert!(tokio::time::timeout(idle * 25, log.message()).await.is_err());
     echo(&fixture.link.bulk, "meanwhile").await;
     assert_eq!(agent.agent.bulk_connections.load(Ordering::SeqCst), opened);
@@ -100,7 +100,7 @@ async fn open_call_keeps_its_bulk_connection() {
 async fn stuck_readers_block_neither_control_nor_other_readers() {
     let fixture = Fixture::start().await;
     let _agent = fixture.agent();
-    // Each stream fills its window: 256 KiB of 6.25 MiB.
+    // Each stream fills its window, 256 KiB of its 6.25 MiB.
     let mut stuck = Vec::new();
     for _ in 0..3 {
         let request = timed(ReadLogRequest { position: 100, ..ReadLogRequest::default() }, LIMIT);
@@ -121,7 +121,7 @@ async fn stuck_readers_block_neither_control_nor_other_readers() {
     for _ in 0..100 {
         assert!(within("the next part", log.message()).await.unwrap().is_some());
     }
-    // A stuck stream continues once it is read.
+    // A stuck stream continues when it is read.
     for _ in 0..99 {
         assert!(within("the next part", stuck[0].message()).await.unwrap().is_some());
     }

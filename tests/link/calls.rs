@@ -36,7 +36,7 @@ async fn cell_enrols_connects_and_answers() {
     assert_eq!(fixture.admission.linked_events(), [Some(1)]);
     assert!(fixture.admission.alarms().is_empty());
     assert!(matches!(*agent.handle.state().borrow(), LinkState::Linked(_)));
-    // The status of the agent's service is returned unchanged.
+    // The status from the agent's service is returned unchanged.
     let status = AgentClient::new(fixture.link.bulk.clone())
         .trim_log(TrimLogRequest::default())
         .await
@@ -76,7 +76,7 @@ async fn call_without_a_connection_fails_at_its_deadline() {
 async fn call_without_a_response_fails_at_its_deadline() {
     let fixture = Fixture::start().await;
     let _agent = fixture.agent();
-    // The deadline is short, so the connection is opened before.
+    // The connection is opened first, because the deadline is short.
     echo(&fixture.link.bulk, "before").await;
     let request = timed(BindRequest::default(), Duration::from_millis(50));
     let status = within("the deadline", AgentClient::new(fixture.link.bulk.clone()).bind(request))
@@ -138,7 +138,7 @@ async fn forgotten_cell_is_disconnected_and_its_calls_fail_at_once() {
     assert_eq!(status.code(), Code::Unavailable);
     assert_eq!(fixture.link.control.watch().await.unwrap_err().code(), Code::Unavailable);
     assert!(!fixture.link.control.is_connected());
-    // A forgotten link is not reported as ended.
+    // The end of a forgotten link is not reported.
     assert_eq!(fixture.admission.linked_events(), [Some(1)]);
     within("the end of the gateway", fixture.gateway.shutdown()).await;
 }

@@ -45,7 +45,7 @@ impl TestClock {
     }
 }
 
-/// A gateway and an agent with separate clocks, and a proxy between them.
+/// A gateway and an agent with separate clocks, and a relay between them.
 struct Setup {
     fixture: Fixture,
     relay: Relay,
@@ -66,12 +66,12 @@ impl Setup {
         let bootstrap = Bootstrap { gateway: relay.address.clone(), ..fixture.bootstrap() };
         let agent = RunningAgent::start_with_clock(agent.clock(), bootstrap, fixture.private_dir());
         echo(&fixture.link.bulk, "before").await;
-        // Without a valid token, the agent has only its key.
+        // Without a valid token, the agent can only use its key.
         fixture.admission.expire(&fixture.cell);
         Self { fixture, relay, agent }
     }
 
-    /// Cuts the connections, and waits until calls work again.
+    /// Cuts the connections and waits until calls succeed again.
     async fn reconnects(&self, when: &str) {
         self.relay.cut();
         self.fixture.wait_unlinked().await;
@@ -80,7 +80,7 @@ impl Setup {
         assert!(self.fixture.admission.alarms().is_empty());
     }
 
-    /// Calls after the end of the certificate until a connection was opened.
+    /// Makes calls, after the certificate has expired, until the agent has opened a connection.
     async fn opens_a_connection(&self) {
         let opened = &self.agent.agent.bulk_connections;
         let before = opened.load(Ordering::SeqCst);
@@ -95,7 +95,7 @@ impl Setup {
 /// Verifies L7.
 #[tokio::test]
 async fn clock_jump_ends_no_link_and_prevents_no_reconnect() {
-    // On a node both clocks are the same; in a VM they differ.
+    // On a node both clocks are the same; a virtual machine has its own.
     for (gateway, agent) in [(1, 0), (0, 1), (1, 1), (1, -1)] {
         let (gateway_clock, agent_clock) = (TestClock::default(), TestClock::default());
         let setup = Setup::start(&gateway_clock, &agent_clock).await;
@@ -104,7 +104,7 @@ async fn clock_jump_ends_no_link_and_prevents_no_reconnect() {
             gateway_clock.set_offset(jump * gateway);
             agent_clock.set_offset(jump * agent);
             if jump == YEAR {
-                // A current connection is not affected.
+                // An open connection is not affected.
                 echo(&setup.fixture.link.bulk, "after a jump").await;
                 assert_eq!(setup.fixture.admission.linked_events().len(), linked_events);
             }
@@ -118,7 +118,8 @@ async fn clock_jump_ends_no_link_and_prevents_no_reconnect() {
 async fn certificate_that_expires_while_linked_is_renewed_for_the_next_call() {
     // Shorter than the polling interval of `wait_until`, so that calls find no connection.
     let idle = Duration::from_millis(1);
-    // The agent's clock is the gateway's, or stands before or after the end of each certificate.
+    // The agent's clock equals the gateway's, or stays before or after the validity of each
+    // certificate.
     for (offset, factor) in [(0, 1), (0, 0), (-55 * YEAR, 0), (90 * YEAR, 0)] {
         let (gateway_clock, agent_clock) = (TestClock::default(), TestClock::with_offset(offset));
         let limits = Limits { bulk_idle: idle..=idle, ..limits() };
@@ -142,14 +143,15 @@ async fn renewed_certificate_that_cannot_be_stored_is_used() {
     let clock = TestClock::default();
     let limits = Limits { bulk_idle: idle..=idle, ..limits() };
     let setup = Setup::with_limits(limits, &clock, &clock).await;
-    // The agent writes to this path before it replaces the certificate, and can't.
+    // The agent writes the certificate to this path before it replaces the old one. The directory
+    // makes the write fail.
     let written = setup.fixture.private_dir().join("certificate.der.new");
     std::fs::create_dir(&written).unwrap();
     clock.set_offset(YEAR);
     setup.opens_a_connection().await;
     let linked_events = setup.fixture.admission.linked_events();
     assert_eq!(linked_events, [Some(1)], "the control connection stays");
-    assert!(written.is_dir(), "the agent still can't store it");
+    assert!(written.is_dir(), "the agent can't store the certificate");
 }
 
 /// Verifies L7.

@@ -1,4 +1,4 @@
-//! Downloads of the agent's program, by cells whose image has none.
+//! Downloads of the agent's program by cells whose image does not have the program.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -24,8 +24,8 @@ use crate::{
     kit::{Endpoints, Fixture, TOKEN, dial, limits, within},
 };
 
-/// Larger than the buffers between gateway and client, so that a client that does not read stops
-/// the download.
+/// Larger than the buffers between gateway and client: a client that does not read stops the
+/// download.
 const PROGRAM_BYTES: usize = 24 << 20;
 
 fn program() -> Vec<u8> {
@@ -46,7 +46,7 @@ fn pin(bootstrap: &Bootstrap) -> &AgentPin {
 
 async fn connect(bootstrap: &Bootstrap) -> std::io::Result<TlsStream<Stream>> {
     let mut tls = tls::enrol_client(&bootstrap.ca_sha256).unwrap();
-    // As curl offers them.
+    // curl offers these protocols.
     tls.alpn_protocols = vec![b"h2".to_vec(), alpn::DOWNLOAD.to_vec()];
     dial(bootstrap, tls).await
 }
@@ -74,7 +74,7 @@ async fn download(bootstrap: &Bootstrap) -> (String, Vec<u8>) {
     exchange(bootstrap, &get("/agent", &bootstrap.cell, &bootstrap.token)).await
 }
 
-/// Starts a download and reads its head only.
+/// Starts a download and reads only the head of the response.
 async fn begin(bootstrap: &Bootstrap) -> (TlsStream<Stream>, String) {
     let mut stream = connect(bootstrap).await.unwrap();
     let request = get("/agent", &bootstrap.cell, &bootstrap.token);
@@ -100,7 +100,7 @@ async fn cell_downloads_the_pinned_program_and_its_token_is_not_spent() {
     assert_eq!(fixture.admission.key_of(&fixture.cell), None);
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "enrolled").await;
-    // An agent that was lost before it was installed is downloaded again.
+    // The program is downloaded again if it was lost before its installation.
     assert_eq!(sha256(&download(&bootstrap).await.1), pin(&bootstrap).sha256);
     assert!(fixture.admission.alarms().is_empty());
 }
@@ -128,7 +128,7 @@ async fn request_without_a_valid_token_gets_nothing() {
         (get("/agent", cell, "guess"), "401"),
         (get("/agent", ended.as_str(), TOKEN), "401"),
         (get("/agent", &"x".repeat(4000), TOKEN), "401"),
-        // Strangers do not learn which paths there are.
+        // A stranger does not learn which paths exist.
         (get("/", cell, "guess"), "401"),
         (get("/", cell, TOKEN), "404"),
         (get("/agent/../../etc/passwd", cell, TOKEN), "404"),
@@ -145,7 +145,7 @@ async fn request_without_a_valid_token_gets_nothing() {
 
 /// Verifies L24.
 #[tokio::test]
-async fn malformed_oversized_or_unfinished_head_is_cut() {
+async fn malformed_oversized_or_unfinished_head_closes_the_connection() {
     let (fixture, _) = serving(Limits { handshake: Duration::from_secs(2), ..limits() }).await;
     let bootstrap = fixture.bootstrap();
     let large = format!("GET /agent HTTP/1.1\r\nX: {}\r\n\r\n", "x".repeat(64 << 10));
@@ -159,7 +159,7 @@ async fn malformed_oversized_or_unfinished_head_is_cut() {
 
 /// Verifies L25.
 #[tokio::test]
-async fn downloads_of_a_cell_are_limited_and_leave_other_cells_theirs() {
+async fn downloads_of_a_cell_are_limited_and_limit_no_other_cell() {
     const PER_CELL: usize = 2;
     let (fixture, _) = serving(limits()).await;
     let bootstrap = fixture.bootstrap();
@@ -177,7 +177,8 @@ async fn downloads_of_a_cell_are_limited_and_leave_other_cells_theirs() {
     let (stream, head) = begin(&fixture.bootstrap_of(&other)).await;
     assert_eq!(head, "HTTP/1.1 200");
     held.push(stream);
-    // Those that were held go on. All together, because the kernel cuts those that stand still.
+    // The held downloads continue. All are read concurrently, because the kernel closes connections
+    // without progress.
     let rests = held.into_iter().map(async |mut stream| {
         let mut rest = Vec::new();
         within("the rest", stream.read_to_end(&mut rest)).await.unwrap();
@@ -191,12 +192,13 @@ async fn downloads_of_a_cell_are_limited_and_leave_other_cells_theirs() {
 
 /// Verifies L25.
 #[tokio::test]
-async fn download_takes_no_unauthenticated_connection() {
+async fn download_does_not_count_as_unauthenticated_connection() {
     let (fixture, _) =
         serving(Limits { unauthenticated: 1, unauthenticated_per_peer: 1, ..limits() }).await;
     let (mut stream, head) = begin(&fixture.bootstrap()).await;
     assert_eq!(head, "HTTP/1.1 200");
-    // So slowly that it lasts, and without a stop, after which the kernel cuts it.
+    // The client reads slowly, so that the download lasts. It does not pause longer, because the
+    // kernel closes connections without progress.
     let download = tokio::spawn(async move {
         let mut part = vec![0; 64 << 10];
         while let Ok(1..) = stream.read(&mut part).await {
@@ -205,7 +207,7 @@ async fn download_takes_no_unauthenticated_connection() {
     });
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "enrolled").await;
-    assert!(!download.is_finished(), "the cell had to wait for the end of the download");
+    assert!(!download.is_finished(), "the download ended before the cell was linked");
     download.abort();
 }
 

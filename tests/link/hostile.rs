@@ -1,4 +1,4 @@
-//! Hostile peers at the gateway's port, and hostile agents.
+//! Hostile peers at the gateway's address, and hostile agents.
 
 use std::{
     os::unix::fs::PermissionsExt,
@@ -45,7 +45,7 @@ async fn cell_protocol_without_a_certificate_is_refused() {
     let mut tls = tls::enrol_client(&bootstrap.ca_sha256).unwrap();
     tls.alpn_protocols = vec![alpn::CELL.to_vec()];
     assert_refused(&bootstrap, tls.clone()).await;
-    // If both protocols are offered, the stricter one is selected.
+    // If a client offers both protocols, the gateway selects the stricter one.
     tls.alpn_protocols = vec![alpn::ENROL.to_vec(), alpn::CELL.to_vec()];
     assert_refused(&bootstrap, tls).await;
 }
@@ -63,7 +63,7 @@ async fn unknown_or_missing_alpn_is_refused() {
 }
 
 #[tokio::test]
-async fn enrolment_connection_offers_no_other_service() {
+async fn enrolment_connection_offers_only_enrolment() {
     let fixture = Fixture::start().await;
     let bootstrap = fixture.bootstrap();
     let stream = dial(&bootstrap, tls::enrol_client(&bootstrap.ca_sha256).unwrap()).await.unwrap();
@@ -87,7 +87,7 @@ async fn silent_or_malformed_connection_is_closed() {
     within("the end of a silent connection", silent.read_to_end(&mut received)).await.unwrap();
     assert!(received.is_empty());
     let mut slow = Stream::dial(fixture.gateway.address()).await.unwrap();
-    // The start of a TLS record. The gateway may have closed the connection before.
+    // The bytes start a TLS record. The gateway may have closed the connection before the write.
     let _ = slow.write_all(&[0x16, 0x03, 0x01]).await;
     let _ = within("the end of a slow connection", slow.read_to_end(&mut received)).await;
     let mut malformed = Stream::dial(fixture.gateway.address()).await.unwrap();
@@ -109,7 +109,7 @@ async fn enrolment_that_does_not_end_is_closed() {
 #[tokio::test]
 async fn connection_above_the_unauthenticated_limit_is_closed() {
     let fixture = Fixture::with_limits(Limits { unauthenticated: 2, ..limits() }).await;
-    let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("a unix socket") };
+    let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("not a unix socket") };
     assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
     let waiting = [
         Stream::dial(fixture.gateway.address()).await.unwrap(),
@@ -117,17 +117,17 @@ async fn connection_above_the_unauthenticated_limit_is_closed() {
     ];
     let mut third = Stream::dial(fixture.gateway.address()).await.unwrap();
     let mut received = Vec::new();
-    within("the end of the third", third.read_to_end(&mut received)).await.unwrap();
-    // The agent retries, and is admitted once the limit allows it.
+    within("the end of the third connection", third.read_to_end(&mut received)).await.unwrap();
+    // The agent retries, and is admitted when the limit allows it.
     let _agent = fixture.agent();
     drop(waiting);
     echo(&fixture.link.bulk, "at last").await;
     within("the end of the gateway", fixture.gateway.shutdown()).await;
 }
 
-/// The environment variable with the socket that a child process dials.
+/// The environment variable with the path of the socket that a child process dials.
 const CHILD_SOCKET: &str = "KIYOT_TEST_SOCKET";
-/// The line that the child process prints once it holds its connections.
+/// The line that the child process prints when it holds its connections.
 const HOLDING: &str = "holding connections";
 
 /// Verifies L14.
@@ -143,7 +143,7 @@ async fn peer_at_its_limit_blocks_no_other_peer() {
         ..limits()
     })
     .await;
-    let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("a unix socket") };
+    let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("not a unix socket") };
     let mut other = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "hostile::peer_at_its_limit_blocks_no_other_peer", "--nocapture"])
         .env(CHILD_SOCKET, path)
@@ -158,7 +158,7 @@ async fn peer_at_its_limit_blocks_no_other_peer() {
     .await;
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "admitted").await;
-    assert!(other.try_wait().unwrap().is_none(), "it still holds its connections");
+    assert!(other.try_wait().unwrap().is_none(), "the other process still holds its connections");
 }
 
 /// Verifies L17.
@@ -170,7 +170,7 @@ async fn peer_that_keeps_dialling_writes_a_bounded_number_of_log_lines() {
     let (log, began) = (CapturedLog::start(), Instant::now());
     let fixture =
         Fixture::with_limits(Limits { unauthenticated_per_peer: PER_PEER, ..limits() }).await;
-    let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("a unix socket") };
+    let GatewayAddress::Unix(path) = fixture.gateway.address() else { panic!("not a unix socket") };
     let mut held = JoinSet::new();
     for _ in 0..200 {
         let mut stream = UnixStream::connect(path).await.unwrap();
@@ -186,7 +186,8 @@ async fn peer_that_keeps_dialling_writes_a_bounded_number_of_log_lines() {
     assert!((1..=allowed).contains(&(lines.len() as u64)), "{allowed} allowed: {lines:#?}");
 }
 
-/// Dials until the gateway has closed all but `limit` connections, and holds those forever.
+/// Dials until the gateway has closed all connections but `limit`, and holds these until the test
+/// ends.
 async fn hold_connections(socket: &Path, limit: usize) {
     let mut ends = JoinSet::new();
     for _ in 0..limit * 5 {
@@ -206,7 +207,7 @@ async fn malformed_message_closes_the_connection_and_the_cell_may_reconnect() {
     let fixture = Fixture::start().await;
     let (bootstrap, key) = (fixture.bootstrap(), ManualAgent::new());
     let identity = key.enrol(&bootstrap).await.unwrap();
-    // No message, a message above the limit, and a malformed message.
+    // Sends no message, a message above the limit, and a malformed message.
     for sent in [&b""[..], &[0xff; 64][..], &[0, 0, 0, 2, 0xff, 0xff][..]] {
         let mut stream =
             dial(&bootstrap, tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap())
@@ -218,8 +219,8 @@ async fn malformed_message_closes_the_connection_and_the_cell_may_reconnect() {
         let _ = within("the end of the connection", stream.read_to_end(&mut received)).await;
     }
     assert!(fixture.admission.linked_events().is_empty());
-    // The length of a message that is too long for Hello, although a later message may be as long:
-    // the gateway closes without waiting for its content.
+    // The length is too large for Hello, although later messages may be as long. The gateway closes
+    // the connection without waiting for the content.
     let mut stream =
         dial(&bootstrap, tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap())
             .await
@@ -237,7 +238,7 @@ async fn malformed_message_closes_the_connection_and_the_cell_may_reconnect() {
     fixture.wait_linked().await;
 }
 
-/// The most enrolments on a connection.
+/// The maximal number of enrolments on a connection.
 const MAX_ENROLMENTS: usize = 16;
 
 async fn enrolment_connection(bootstrap: &Bootstrap) -> Connection {
@@ -269,7 +270,7 @@ async fn connection_with_many_enrolments_is_closed() {
     for _ in 0..MAX_ENROLMENTS {
         assert_eq!(enrol().await, Code::PermissionDenied);
     }
-    // The end of the connection may overtake the response.
+    // The client may see the end of the connection before the response.
     assert!(matches!(enrol().await, Code::ResourceExhausted | Code::Unavailable));
     within("the end of the connection", connection.ended()).await;
     key.enrol(&bootstrap).await.unwrap();
@@ -280,7 +281,7 @@ async fn connection_with_many_enrolments_is_closed() {
 async fn refused_attempts_write_a_bounded_number_of_log_lines() {
     const ENROLMENTS: usize = 1_000;
     const CONNECTIONS: usize = 100;
-    // Enrolments, reused tokens, certificates, connections, and the connection limit.
+    // Kinds: enrolments, reused tokens, certificates, connections, and the connection limit.
     const KINDS: usize = 5;
     let (log, began) = (CapturedLog::start(), Instant::now());
     let fixture = Fixture::with_limits(Limits {
@@ -307,7 +308,7 @@ async fn refused_attempts_write_a_bounded_number_of_log_lines() {
         let refused = client.enrol(timed(request, LIMIT)).await.unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied);
     }
-    // Connections whose Hello names another cell than the certificate, and renewals.
+    // Connections whose Hello names another cell than the certificate does, and renewals.
     for generation in 0..CONNECTIONS {
         let hello = HelloReply {
             cell: format!("cell-{generation}"),
@@ -317,7 +318,7 @@ async fn refused_attempts_write_a_bounded_number_of_log_lines() {
         FakeAgent::connect(&bootstrap, &identity, hello).await.ended().await;
         own.enrol(&bootstrap).await.unwrap();
     }
-    // Connections without TLS, and more than the limit allows.
+    // Connections without TLS, and more connections than the limit allows.
     let mut stuck = Vec::new();
     for _ in 0..CONNECTIONS {
         let mut malformed = Stream::dial(fixture.gateway.address()).await.unwrap();
@@ -328,7 +329,7 @@ async fn refused_attempts_write_a_bounded_number_of_log_lines() {
     }
     drop(stuck);
     let lines = log.lines();
-    // Independent of the time that the test takes.
+    // The bound does not depend on the duration of the test.
     let periods = began.elapsed().as_secs().div_ceil(PERIOD.as_secs()) as usize + 1;
     let of_a_kind = MAX_LINES as usize * periods;
     assert!(lines.len() <= 1 + KINDS * of_a_kind, "{} lines: {lines:#?}", lines.len());

@@ -42,7 +42,7 @@ pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T 
         .unwrap_or_else(|_| panic!("{what}: not within {LIMIT:?}"))
 }
 
-/// Returns limits that a slow machine does not reach by chance.
+/// Returns limits that a slow machine does not reach.
 pub(crate) fn limits() -> Limits {
     Limits {
         handshake: LIMIT,
@@ -58,17 +58,17 @@ pub(crate) fn limits() -> Limits {
 pub(crate) struct Endpoints {
     pub(crate) socket: PathBuf,
     pub(crate) tcp: Option<TcpEndpoint>,
-    /// The agent's program that is served.
+    /// The path of the agent's program that the gateway serves.
     pub(crate) agent: Option<PathBuf>,
 }
 
 impl Endpoints {
-    /// Returns a socket, for a cell on this node.
+    /// Returns the endpoints for a cell on this node: a socket.
     pub(crate) fn unix(dir: &TempDir) -> Self {
         Self { socket: dir.path().join("gateway.sock"), tcp: None, agent: None }
     }
 
-    /// Returns a socket and any port, for a cell on another machine.
+    /// Returns the endpoints for a cell on another machine: a socket and any free port.
     pub(crate) fn tcp(dir: &TempDir) -> Self {
         let tcp = TcpEndpoint {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -130,7 +130,7 @@ impl Fixture {
         Self { dir, admission, gateway, cell, link }
     }
 
-    /// Starts a relay in front of the gateway that has no limits.
+    /// Starts an unlimited relay in front of the gateway.
     pub(crate) fn relay(&self) -> Relay {
         self.relay_with(Rate::UNLIMITED, Rate::UNLIMITED)
     }
@@ -148,7 +148,7 @@ impl Fixture {
         self.bootstrap_of(&self.cell)
     }
 
-    /// The boot data of a cell that dials as the fixture's does.
+    /// Returns the boot data of a cell that dials the same address as the fixture's cell.
     pub(crate) fn bootstrap_of(&self, cell: &CellId) -> Bootstrap {
         self.gateway.bootstrap(cell, TOKEN, self.gateway.tcp_address().is_some())
     }
@@ -157,7 +157,6 @@ impl Fixture {
         self.dir.path().join("private")
     }
 
-    /// Starts the cell's agent.
     pub(crate) fn agent(&self) -> RunningAgent {
         self.agent_with(self.bootstrap())
     }

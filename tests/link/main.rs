@@ -1,9 +1,8 @@
-//! Tests of the link: the daemon's gateway and the agent's side, in a single process and without
-//! root.
+//! Tests of the link: the daemon's gateway and the agent's side run in one process, without root.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
-    reason = "what a test cannot set up fails the test, at the place"
+    reason = "a failed setup fails the test in place"
 )]
 
 mod kit;

@@ -1,4 +1,4 @@
-//! The daemon's memory for the worst messages of an agent.
+//! Memory of the daemon for the heaviest messages of an agent.
 
 use std::{
     convert::Infallible,
@@ -35,16 +35,16 @@ use tonic::body::Body;
 
 use crate::kit::{Fixture, LIMIT, ManualAgent, dial_as, timed, within};
 
-/// The most growth of the process, in KiB: the longest response as it is sent, received and
-/// decoded, and the link's buffers.
+/// The maximal growth of the process, in KiB: the longest response (sent, received and decoded),
+/// and the buffers of the link.
 const MAX_GROWTH_KIB: usize = 96 << 10;
-/// The environment variable with the directory of the messages for the child process that is
-/// measured.
+/// The environment variable with the directory of the messages that the measured child process
+/// reads.
 const CHILD_MESSAGES: &str = "KIYOT_TEST_MESSAGES";
-/// The kind of control messages. The kind of others is the path of their call.
+/// The kind of control messages. Other kinds are the paths of calls.
 const CONTROL: &str = "control";
 
-/// A function that makes a message of at most this many bytes.
+/// A function that returns a message of at most this many bytes.
 type Maker = Box<dyn Fn(usize) -> Vec<u8>>;
 
 /// Encodes a length-delimited field.
@@ -56,7 +56,8 @@ fn field(number: u32, content: &[u8]) -> Vec<u8> {
     field
 }
 
-/// Returns the maker of messages with the most memory per byte, and the memory of an empty entry.
+/// Returns the memory of an empty entry, and a maker of messages, for the field that needs the most
+/// memory per byte.
 fn heaviest(shape: &'static Shape) -> Option<(usize, Maker)> {
     let of = |(number, kind): &(u32, Field)| -> Option<(usize, Maker)> {
         let number = *number;
@@ -81,7 +82,7 @@ fn heaviest(shape: &'static Shape) -> Option<(usize, Maker)> {
 }
 
 /// Returns the heaviest message of a type at the length limit, which is refused, and the heaviest
-/// message that is accepted.
+/// accepted message.
 fn worst<M: Bounded>(max_bytes: usize) -> Vec<Bytes> {
     let Some((_, maker)) = heaviest(const { &M::SHAPE }) else { return vec![Bytes::new()] };
     let (mut low, mut high) = (0, max_bytes);
@@ -96,22 +97,22 @@ fn peak_kib() -> u64 {
     kiyot_testkit::peak_resident_kib("self").unwrap()
 }
 
-/// Returns the worst messages that an agent may send on the control connection.
+/// Returns the heaviest messages that an agent may send on the control connection.
 fn control_messages() -> Vec<Bytes> {
     let event = |number: u32, content: &[u8]| field(2, &field(2, &field(number, content)));
     let entries = |entry: &[u8]| entry.repeat((MAX_CONTROL_FRAME_BYTES - 64) / entry.len());
     let mut all = worst::<FromCell>(MAX_CONTROL_FRAME_BYTES);
-    // A snapshot: sandboxes, containers and logs.
+    // A snapshot has lists of sandboxes, containers and logs.
     all.extend([1, 2, 3].map(|list| event(1, &entries(&field(list, b""))).into()));
-    // A container: annotations and mounts. A sandbox: annotations.
+    // A container has lists of annotations and mounts; a sandbox has a list of annotations.
     all.extend([13, 14].map(|list| event(2, &entries(&field(list, b""))[..400 << 10]).into()));
     all.push(event(4, &entries(&field(8, b""))[..400 << 10]).into());
-    // A heartbeat: containers, interfaces of the pod, metrics and their labels.
+    // A heartbeat has lists of containers, interfaces of the pod, metrics and their labels.
     all.push(event(7, &entries(&field(1, b""))).into());
     all.push(event(7, &field(2, &field(2, &field(3, &entries(&field(3, b"")))))).into());
     all.push(event(7, &field(3, &entries(&field(1, b"")))).into());
     all.push(event(7, &field(3, &field(1, &entries(&field(3, b""))))).into());
-    // Ids and error messages.
+    // Ids and error messages may be long.
     all.push(event(3, &vec![b'x'; MAX_CONTROL_FRAME_BYTES - 64]).into());
     all.push(field(3, &field(3, &vec![b'x'; 15 << 10])).into());
     all
@@ -121,8 +122,8 @@ fn hello(cell: &str, kind: ConnectionKind, generation: u64) -> HelloReply {
     HelloReply { cell: cell.to_owned(), kind: kind.into(), generation, ..HelloReply::default() }
 }
 
-/// Connects as a cell and sends a message as its first event. Returns once the gateway has closed
-/// the connection or asks for another event.
+/// Connects as a cell and sends a message as its first event. Returns when the gateway has closed
+/// the connection or has requested another event.
 async fn send_on_control(fixture: &Fixture, identity: &Identity, generation: u64, event: Bytes) {
     let bootstrap = fixture.bootstrap();
     let tls = tls::cell_client(&bootstrap.ca_sha256, identity.clone()).unwrap();
@@ -167,12 +168,11 @@ fn response(message: Bytes) -> http::Response<Body> {
         .unwrap()
 }
 
-/// Returns the daemon's limit for the response to a method.
 fn max_response_bytes(method: &str) -> usize {
     if method == "ExecSync" { MAX_EXEC_RESPONSE_BYTES } else { MAX_RESPONSE_BYTES }
 }
 
-/// Makes a call, with the daemon's limit for the response.
+/// Makes a call with the daemon's limit for the response.
 async fn call<R: Bounded + Default + Send + 'static>(channel: Channel, path: &'static str) {
     let max_bytes = max_response_bytes(path.rsplit('/').next().unwrap_or_default());
     let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(max_bytes);
@@ -182,7 +182,7 @@ async fn call<R: Bounded + Default + Send + 'static>(channel: Channel, path: &'s
 
 macro_rules! calls {
     ($($service:literal { $($method:literal -> $response:ty;)* })*) => {
-        /// Returns the worst responses to each call that the daemon makes to a cell.
+        /// Returns the heaviest responses to each call that the daemon makes to a cell.
         fn worst_responses() -> Vec<(&'static str, Bytes)> {
             let mut all = Vec::new();
             $($({
@@ -248,7 +248,7 @@ calls! {
     }
 }
 
-/// The messages in files, so that the measured process holds one at a time.
+/// Files with the messages: the measured process holds only one message at a time.
 struct Messages(PathBuf);
 
 impl Messages {
@@ -257,7 +257,7 @@ impl Messages {
         std::fs::write(self.0.join(name), message).unwrap();
     }
 
-    /// Returns the names of the files in order.
+    /// Returns the names of the files, sorted.
     fn names(&self) -> Vec<String> {
         let of =
             |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string();
@@ -272,7 +272,7 @@ impl Messages {
     }
 }
 
-/// Runs the child process: a gateway that receives all messages one after another.
+/// Runs the child process: a gateway that receives all messages in turn.
 async fn receive_all(messages: Messages) {
     let fixture = Fixture::start().await;
     let identity = ManualAgent::new().enrol(&fixture.bootstrap()).await.unwrap();
@@ -284,7 +284,7 @@ async fn receive_all(messages: Messages) {
         let agent = send_on_control(&fixture, &identity, generation, messages.read(name));
         let daemon = async {
             let mut events = fixture.link.control.watch().await.unwrap();
-            // A second event is requested only if the first one was accepted.
+            // The gateway requests a second event only if it has accepted the first.
             while let Ok(Some(_)) = events.next().await {}
         };
         within("the end of a control connection", async { tokio::join!(agent, daemon) }).await;

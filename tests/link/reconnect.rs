@@ -48,7 +48,7 @@ async fn disconnect_fails_running_calls_and_the_next_call_reconnects() {
         );
         echo(&fixture.link.bulk, "after").await;
     }
-    // Each connection followed the end of its predecessor, or replaced it.
+    // Each connection began after the end of the previous connection, or replaced it.
     let generations: Vec<u64> = fixture.admission.linked_events().into_iter().flatten().collect();
     assert!(generations.len() >= 4 && generations.is_sorted(), "{generations:?}");
 }
@@ -62,11 +62,11 @@ async fn silent_connection_is_detected_on_both_sides() {
         fixture.agent_with(Bootstrap { gateway: relay.address.clone(), ..fixture.bootstrap() });
     fixture.wait_linked().await;
     let mut state = agent.handle.state();
-    within("the agent knows", state.wait_for(|state| matches!(state, LinkState::Linked(_))))
+    within("the agent is linked", state.wait_for(|state| matches!(state, LinkState::Linked(_))))
         .await
         .unwrap();
     relay.vanish();
-    // Gateway and agent both ping; neither gets an answer.
+    // Gateway and agent both ping, and neither gets a response.
     let agent_side = within(
         "the agent notices",
         state.wait_for(|state| matches!(state, LinkState::Unlinked(_))),
@@ -93,15 +93,15 @@ async fn cells_reconnect_to_a_restarted_gateway() {
     assert_eq!(
         fixture.admission.linked_events(),
         [Some(1)],
-        "the end of the daemon is not the end of a link"
+        "a shutdown of the gateway is not reported as the end of a link"
     );
-    assert!(!endpoints.socket.exists(), "the gateway removes its socket");
+    assert!(!endpoints.socket.exists(), "the gateway has removed its socket");
     let mut state = agent.handle.state();
     within("the agent notices", state.wait_for(|state| matches!(state, LinkState::Unlinked(_))))
         .await
         .unwrap();
 
-    // The token has expired; the authority is the same.
+    // The token has expired, but the authority is the same.
     fixture.admission.expire(&fixture.cell);
     fixture.gateway = start_gateway(
         &fixture.admission,

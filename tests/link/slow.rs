@@ -1,4 +1,4 @@
-//! Slow, distant, asymmetric and stalling links, over TCP.
+//! Slow, distant, asymmetric and stalling links over TCP.
 
 use std::{pin::pin, time::Duration};
 
@@ -21,19 +21,19 @@ use crate::{
     kit::{Fixture, LIMIT, RunningAgent, TOKEN, limits, timed, within},
 };
 
-/// The time that bytes are on their way, in each direction.
+/// The latency of each direction.
 const DELAY: Duration = Duration::from_millis(300);
-/// 256 kbit/s from the cell to the node, 8 Mbit/s to the cell.
+/// 256 kbit/s from the cell to the node; [`DOWN`] is 8 Mbit/s, from the node to the cell.
 const UP: Rate = Rate::new(32 << 10, DELAY);
 const DOWN: Rate = Rate::new(1 << 20, DELAY);
-/// The bytes of a part of the log of a test agent.
+/// The length of a part of a test agent's log, in bytes.
 const LOG_PART_BYTES: usize = 64 << 10;
 
 fn behind(fixture: &Fixture, relay: &Relay) -> RunningAgent {
     fixture.agent_with(Bootstrap { gateway: relay.address.clone(), ..fixture.bootstrap() })
 }
 
-/// Returns bytes that differ from place to place.
+/// Returns bytes without a short period.
 fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at % 251 + at / 251) as u8).collect()
 }
@@ -49,7 +49,7 @@ async fn read_log(channel: &Channel, parts: u64) -> usize {
     read
 }
 
-/// Sends content through a stream of a program that returns its input, as exec does.
+/// Sends content through a stream of a program that returns its input, and returns the output.
 async fn exec(channel: &Channel, content: &[u8]) -> Vec<u8> {
     let parts: Vec<_> = content
         .chunks(16 << 10)
@@ -64,7 +64,6 @@ async fn exec(channel: &Channel, content: &[u8]) -> Vec<u8> {
     received
 }
 
-/// Sends a blob of an image.
 async fn put_blob(channel: &Channel, content: Vec<u8>) {
     let parts: Vec<_> = content
         .chunks(256 << 10)
@@ -76,7 +75,7 @@ async fn put_blob(channel: &Channel, content: Vec<u8>) {
 
 /// Verifies L22.
 #[tokio::test]
-async fn cell_behind_a_narrow_and_distant_link_does_everything_at_once() {
+async fn cell_behind_a_slow_and_distant_link_does_everything_at_once() {
     let fixture = Fixture::over_tcp(Limits::default()).await;
     let relay = fixture.relay_with(UP, DOWN);
     let agent = behind(&fixture, &relay);
@@ -84,7 +83,7 @@ async fn cell_behind_a_narrow_and_distant_link_does_everything_at_once() {
     echo(bulk, "enrolled").await;
     let (image, input) = (pattern(4 << 20), pattern(128 << 10));
     let digest = sha256(&image);
-    // Without a deadline of their own, as most calls.
+    // As most calls, these have no deadline of their own.
     let calls = async {
         for number in 0..3 {
             let request =
@@ -122,7 +121,7 @@ async fn stall_shorter_than_the_silence_limit_loses_nothing() {
     let before = relay.carried(Direction::Down);
     wait_for("the copy has begun", || relay.carried(Direction::Down) > before + (1 << 20)).await;
     relay.stall();
-    // Each side has pinged, and waits for the answer: far from the limit of 20 s.
+    // Each side has sent a ping and waits for the response. The limit of 20 s is far away.
     sleep(Duration::from_secs(11)).await;
     assert!(!copied.is_finished(), "the copy had ended before the stall");
     relay.resume();
@@ -134,7 +133,7 @@ async fn stall_shorter_than_the_silence_limit_loses_nothing() {
 
 /// Verifies L23.
 #[tokio::test]
-async fn stall_longer_than_the_silence_limit_is_a_loss_that_a_new_connection_ends() {
+async fn stall_longer_than_the_silence_limit_unlinks_the_cell_until_it_reconnects() {
     let fixture = Fixture::over_tcp(limits()).await;
     let relay = fixture.relay();
     let agent = behind(&fixture, &relay);
@@ -145,7 +144,7 @@ async fn stall_longer_than_the_silence_limit_is_a_loss_that_a_new_connection_end
     within("the agent notices", state.wait_for(|state| matches!(state, LinkState::Unlinked(_))))
         .await
         .unwrap();
-    // Whatever was on its way arrives late, on connections that are no more.
+    // Delayed bytes arrive late, on connections that have ended.
     relay.resume();
     echo(&fixture.link.bulk, "after").await;
     assert_eq!(read_log(&fixture.link.bulk, 4).await, 4 * LOG_PART_BYTES);
@@ -175,7 +174,7 @@ async fn half_closed_connection_is_replaced_whichever_side_reads_the_end() {
 #[tokio::test]
 async fn slow_cell_slows_no_other_cell() {
     let fixture = Fixture::over_tcp(limits()).await;
-    // A copy of 1 MiB takes more than a minute.
+    // At this rate, a copy of 1 MiB takes more than a minute.
     let rate = Rate::new(16 << 10, DELAY);
     let relay = fixture.relay_with(rate, rate);
     let _slow = behind(&fixture, &relay);

@@ -1,4 +1,4 @@
-//! Strangers at the TCP port: each is bounded, and keeps no cell out.
+//! Strangers at the TCP port: each is limited, and can't keep a cell from connecting.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -31,7 +31,7 @@ use crate::{
 
 /// The address of a stranger. Cells dial from 127.0.0.1.
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-/// The time after which a handshake is cut, where a test waits for that.
+/// The timeout of a handshake, in tests that wait for the timeout.
 const HANDSHAKE: Duration = Duration::from_millis(500);
 
 fn address(fixture: &Fixture) -> SocketAddr {
@@ -44,7 +44,7 @@ async fn dial_from(from: impl Into<IpAddr>, to: SocketAddr) -> std::io::Result<T
     socket.connect(to).await
 }
 
-/// Reads until the gateway has closed a connection, which may be by a reset.
+/// Reads until the gateway has closed a connection, possibly by a reset.
 async fn closed(stream: &mut TcpStream) -> Vec<u8> {
     let mut received = Vec::new();
     let _reset = within("the end of the connection", stream.read_to_end(&mut received)).await;
@@ -101,7 +101,7 @@ async fn boot_data_has_the_address_that_the_provider_needs() {
 
 /// Verifies C11, X50.
 #[tokio::test]
-async fn port_in_use_delays_no_start_and_is_listened_on_once_it_is_free() {
+async fn port_in_use_delays_no_start_and_is_bound_once_free() {
     let dir = tempfile::tempdir().unwrap();
     let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let listen = taken.local_addr().unwrap();
@@ -112,26 +112,28 @@ async fn port_in_use_delays_no_start_and_is_listened_on_once_it_is_free() {
     assert_eq!(gateway.tcp_address(), Some(listen));
     Stream::dial(&GatewayAddress::Unix(endpoints.socket.clone())).await.unwrap();
     drop(taken);
-    wait_until("the port is listened on", LIMIT, async || TcpStream::connect(listen).await.ok())
-        .await;
+    wait_until("the gateway listens on the port", LIMIT, async || {
+        TcpStream::connect(listen).await.ok()
+    })
+    .await;
     gateway.shutdown().await;
 }
 
 /// Verifies C11.
 #[tokio::test]
-async fn address_of_another_machine_fails_the_start_by_address_and_key() {
+async fn address_of_another_machine_fails_the_start_with_address_and_key() {
     let dir = tempfile::tempdir().unwrap();
     let mut endpoints = Endpoints::tcp(&dir);
     endpoints.tcp.as_mut().unwrap().listen = "192.0.2.1:7700".parse().unwrap();
     let started = Gateway::start(config(endpoints.clone()), Arc::<TestAdmission>::default());
     let error = started.await.unwrap_err();
     assert!(error.to_string().contains("gateway.listen = \"192.0.2.1:7700\""), "{error}");
-    assert!(!endpoints.socket.exists(), "the socket is not made");
+    assert!(!endpoints.socket.exists(), "the socket is not created");
 }
 
 /// Verifies L19.
 #[tokio::test]
-async fn flood_from_an_address_keeps_no_cell_at_another_out() {
+async fn flood_from_an_address_blocks_no_cell_at_another_address() {
     const PER_PEER: usize = 4;
     let fixture =
         Fixture::over_tcp(Limits { unauthenticated_per_peer: PER_PEER, ..limits() }).await;
@@ -144,7 +146,7 @@ async fn flood_from_an_address_keeps_no_cell_at_another_out() {
     while held.len() > PER_PEER {
         within("the end of a connection above the limit", held.join_next()).await;
     }
-    // It goes on while the cell enrols.
+    // The flood continues while the cell enrols.
     let flood = tokio::spawn(async move {
         loop {
             if let Ok(mut stream) = dial_from(STRANGER, to).await {
@@ -155,14 +157,14 @@ async fn flood_from_an_address_keeps_no_cell_at_another_out() {
     });
     let _agent = fixture.agent();
     echo(&fixture.link.bulk, "admitted").await;
-    assert!(held.try_join_next().is_none(), "it still holds its connections");
+    assert!(held.try_join_next().is_none(), "the stranger still holds its connections");
     assert!(!flood.is_finished());
     flood.abort();
 }
 
 /// Verifies L19.
 #[tokio::test]
-async fn flood_over_tcp_keeps_no_cell_of_the_node_out() {
+async fn flood_over_tcp_blocks_no_cell_of_the_node() {
     const UNAUTHENTICATED: usize = 8;
     let fixture = Fixture::over_tcp(Limits { unauthenticated: UNAUTHENTICATED, ..limits() }).await;
     let mut held = JoinSet::new();
@@ -180,7 +182,7 @@ async fn flood_over_tcp_keeps_no_cell_of_the_node_out() {
     };
     let _agent = fixture.agent_with(bootstrap);
     echo(&fixture.link.bulk, "admitted").await;
-    assert!(held.try_join_next().is_none(), "they still hold their connections");
+    assert!(held.try_join_next().is_none(), "the strangers still hold their connections");
 }
 
 /// Verifies L19.
@@ -193,7 +195,7 @@ async fn peer_that_dials_again_and_again_is_slowed_down() {
         ..limits()
     })
     .await;
-    // Each handshake costs the gateway a signature.
+    // The gateway limits handshakes, because each costs a signature.
     let tls = tls::enrol_client(&fixture.bootstrap().ca_sha256).unwrap();
     let handshake = async || {
         let stream = dial_from(STRANGER, address(&fixture)).await.unwrap();
@@ -208,7 +210,7 @@ async fn peer_that_dials_again_and_again_is_slowed_down() {
 
 /// Verifies L20.
 #[tokio::test]
-async fn bytes_that_are_no_client_hello_are_cut() {
+async fn connection_without_a_client_hello_is_closed() {
     let fixture = Fixture::over_tcp(limits()).await;
     for bytes in [
         &b"GET / HTTP/1.1\r\nHost: gateway\r\n\r\n"[..],
@@ -227,7 +229,7 @@ async fn bytes_that_are_no_client_hello_are_cut() {
     }
 }
 
-/// Most bytes of a ClientHello.
+/// The maximal length of a ClientHello, in bytes.
 const MAX_HELLO: usize = 64 << 10;
 
 /// Verifies L20.
@@ -236,7 +238,7 @@ async fn client_hello_is_read_up_to_64_kib() {
     const PROTOCOL: usize = 255;
     let fixture = Fixture::over_tcp(limits()).await;
     let (received, _) = fixture.gateway.bytes();
-    // Protocols that the gateway does not know take 62 KiB.
+    // The unknown protocols take 62 KiB.
     let mut tls = tls::enrol_client(&fixture.bootstrap().ca_sha256).unwrap();
     let unknown = vec![vec![b'x'; PROTOCOL]; (62 << 10) / (PROTOCOL + 1)];
     tls.alpn_protocols.extend(unknown);
@@ -246,7 +248,8 @@ async fn client_hello_is_read_up_to_64_kib() {
     within("a handshake", connected).await.unwrap();
     assert!(received.get() > 62 << 10);
 
-    // Longer ones, by their own word or in truth: in records of 16 KiB and of one byte.
+    // These ClientHellos are longer, by their length field or by their content, in records of 16
+    // KiB or of one byte.
     for (length, in_record) in [
         ((16 << 20) - 1, 1 << 14),
         (MAX_HELLO, 1 << 14),
@@ -278,12 +281,12 @@ async fn client_hello_is_read_up_to_64_kib() {
 
 /// Verifies L20.
 #[tokio::test]
-async fn handshake_byte_by_byte_is_cut() {
+async fn byte_by_byte_handshake_is_closed() {
     let fixture = Fixture::over_tcp(Limits { handshake: HANDSHAKE, ..limits() }).await;
     let mut stream = dial_from(STRANGER, address(&fixture)).await.unwrap();
     let slow = tokio::spawn(async move {
         let mut byte = [0x16, 3, 1, 0x02, 0].into_iter().chain(std::iter::repeat(1));
-        // Ends when the gateway has closed the connection.
+        // The write fails when the gateway has closed the connection.
         while stream.write_all(&[byte.next().unwrap()]).await.is_ok() {
             sleep(Duration::from_millis(20)).await;
         }
@@ -293,7 +296,7 @@ async fn handshake_byte_by_byte_is_cut() {
 
 /// Verifies L20.
 #[tokio::test]
-async fn handshake_without_alpn_or_with_an_unknown_one_is_refused_over_tcp() {
+async fn handshake_without_or_with_an_unknown_alpn_is_refused_over_tcp() {
     let fixture = Fixture::over_tcp(limits()).await;
     let mut tls = tls::enrol_client(&fixture.bootstrap().ca_sha256).unwrap();
     for protocols in [vec![], vec![b"h2".to_vec()], vec![vec![b'x'; 255]; 200]] {
@@ -311,7 +314,7 @@ async fn connection_that_is_reset_delays_no_other() {
     let fixture = Fixture::over_tcp(limits()).await;
     for _ in 0..100 {
         let stream = dial_from(STRANGER, address(&fixture)).await.unwrap();
-        // A reset in place of FIN.
+        // The drop of the stream sends a reset instead of a FIN.
         rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO)).unwrap();
     }
     let _agent = fixture.agent();

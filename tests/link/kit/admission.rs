@@ -10,7 +10,7 @@ use kiyot_engine::id::CellId;
 use kiyot_link::certificate::sha256;
 use kiyot_proto::cell::HelloReply;
 
-struct Entry {
+struct ExpectedCell {
     token_sha256: String,
     expired: bool,
     key_sha256: Option<String>,
@@ -18,7 +18,7 @@ struct Entry {
 
 #[derive(Default)]
 pub(crate) struct TestAdmission {
-    cells: Mutex<HashMap<CellId, Entry>>,
+    cells: Mutex<HashMap<CellId, ExpectedCell>>,
     alarms: Mutex<Vec<CellId>>,
     linked_events: Mutex<Vec<Option<u64>>>,
 }
@@ -27,11 +27,14 @@ impl TestAdmission {
     pub(crate) fn expect(&self, cell: &CellId, token: &str) {
         self.cells().insert(
             cell.clone(),
-            Entry { token_sha256: sha256(token.as_bytes()), expired: false, key_sha256: None },
+            ExpectedCell {
+                token_sha256: sha256(token.as_bytes()),
+                expired: false,
+                key_sha256: None,
+            },
         );
     }
 
-    /// Makes the token expire.
     pub(crate) fn expire(&self, cell: &CellId) {
         self.cells().get_mut(cell).unwrap().expired = true;
     }
@@ -55,7 +58,7 @@ impl TestAdmission {
         self.linked_events.lock().unwrap().clone()
     }
 
-    fn cells(&self) -> MutexGuard<'_, HashMap<CellId, Entry>> {
+    fn cells(&self) -> MutexGuard<'_, HashMap<CellId, ExpectedCell>> {
         self.cells.lock().unwrap()
     }
 }

@@ -1,4 +1,4 @@
-//! The service of an agent without a containerd.
+//! The service of an agent that has no containerd.
 
 use std::{
     pin::Pin,
@@ -18,15 +18,14 @@ use tonic::{Request, Response, Status, Streaming};
 type Reply<T> = Result<Response<T>, Status>;
 type BoxStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// Returns a request with a timeout.
 pub(crate) fn timed<T>(message: T, timeout: Duration) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(timeout);
     request
 }
 
-/// A service whose `GetFile` returns the path, whose `Bind` and `Watch` never end, and whose
-/// `ReadLog` returns as many parts as its position says and then never ends.
+/// A service with fixed responses. `GetFile` returns the path. `Bind` and `Watch` never end.
+/// `ReadLog` returns the number of parts that is the requested position, and then never ends.
 #[derive(Clone)]
 pub(crate) struct TestAgent {
     cell: String,
@@ -36,7 +35,7 @@ pub(crate) struct TestAgent {
     pub(crate) bind_calls: Arc<AtomicUsize>,
     /// The number of `OpenBulk` calls.
     pub(crate) open_bulk_calls: Arc<AtomicUsize>,
-    /// Digests of the blobs that were put, as they arrived.
+    /// The digests of all received blobs, in the order of their arrival.
     pub(crate) blobs: Arc<Mutex<Vec<String>>>,
     /// The number of bulk connections on which the gateway has called `Hello`.
     pub(crate) bulk_connections: Arc<AtomicUsize>,

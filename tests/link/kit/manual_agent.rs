@@ -1,4 +1,4 @@
-//! The agent's side by hand, for the misbehaviour of hostile agents.
+//! An agent whose steps a test makes one by one, for misbehaviour of hostile agents.
 
 use std::{
     sync::Arc,
@@ -38,10 +38,10 @@ use tonic::Status;
 
 use super::within;
 
-/// The most bytes of a message from the gateway.
+/// The maximal length of a message from the gateway, in bytes.
 pub(crate) const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
-/// An agent with a key of its own, whose steps the test calls.
+/// An agent with its own key, whose steps the test calls.
 pub(crate) struct ManualAgent {
     pub(crate) key: KeyPair,
 }
@@ -59,7 +59,7 @@ impl ManualAgent {
         CertificateParams::default().serialize_request(&self.key).unwrap().der().to_vec()
     }
 
-    /// Enrols with cell and token of the bootstrap data.
+    /// Enrols with the cell and the token of the boot data.
     pub(crate) async fn enrol(&self, bootstrap: &Bootstrap) -> Result<Identity, Status> {
         self.enrol_with(bootstrap, self.enrolment(bootstrap)).await
     }
@@ -72,8 +72,8 @@ impl ManualAgent {
         Ok(self.identity(certificate_for(bootstrap, request).await?))
     }
 
-    /// Returns a TLS configuration that presents this certificate and signs with this agent's key,
-    /// which need not be the certificate's.
+    /// Returns a TLS configuration that presents a certificate and signs with this agent's key. The
+    /// certificate may be of another key.
     pub(crate) fn tls_with(&self, bootstrap: &Bootstrap, certificate: Vec<u8>) -> ClientConfig {
         let mut tls = tls::enrol_client(&bootstrap.ca_sha256).unwrap();
         tls.alpn_protocols = vec![alpn::CELL.to_vec()];
@@ -96,7 +96,7 @@ impl ManualAgent {
         EnrolRequest { cell, token, csr_der: self.request().into(), build_id: "by hand".to_owned() }
     }
 
-    /// Returns a certificate that the authority issues without enrolment.
+    /// Returns a certificate that the authority issues without an enrolment.
     pub(crate) fn certificate_by(&self, ca: &Ca, cell: &CellId, lifetime: Duration) -> Vec<u8> {
         ca.certify(
             SystemTime::now(),
@@ -124,7 +124,7 @@ async fn certificate_for(bootstrap: &Bootstrap, request: EnrolRequest) -> Result
     Ok(reply.into_inner().certificate_der.to_vec())
 }
 
-/// A resolver that presents a certificate whatever authorities the server accepts.
+/// A resolver that presents its certificate whatever authorities the server accepts.
 #[derive(Debug)]
 struct StaticCertificate(Arc<CertifiedKey>);
 
@@ -138,7 +138,6 @@ impl ResolvesClientCert for StaticCertificate {
     }
 }
 
-/// Dials the gateway with a TLS configuration.
 pub(crate) async fn dial(
     bootstrap: &Bootstrap,
     tls: ClientConfig,
@@ -155,7 +154,7 @@ pub(crate) async fn dial_as(
     TlsConnector::from(Arc::new(tls)).connect(ServerName::try_from(name).unwrap(), stream).await
 }
 
-/// Asserts that the gateway closes the connection without sending anything. With TLS 1.3 the client
+/// Asserts that the gateway closes the connection without sending a byte. With TLS 1.3 the client
 /// may complete its handshake before the server refuses the certificate.
 pub(crate) async fn assert_refused(bootstrap: &Bootstrap, tls: ClientConfig) {
     let Ok(mut stream) = within("the handshake", dial(bootstrap, tls)).await else { return };
@@ -164,7 +163,7 @@ pub(crate) async fn assert_refused(bootstrap: &Bootstrap, tls: ClientConfig) {
     assert!(received.is_empty(), "the gateway sent {received:?}");
 }
 
-/// An agent with a single connection and the given Hello.
+/// An agent with a single connection and a given Hello.
 pub(crate) struct FakeAgent {
     end: CancellationToken,
     tasks: TaskTracker,
@@ -221,7 +220,7 @@ impl Drop for FakeAgent {
     }
 }
 
-/// Replies to Hello only, on a control connection.
+/// Replies to Hello, and to no other message, on a control connection.
 async fn reply_hello(
     mut frames: Frames<TlsStream<Stream>>,
     hello: HelloReply,
@@ -239,7 +238,6 @@ async fn reply_hello(
     Ok(())
 }
 
-/// A service that implements `Hello` only.
 struct HelloOnly(HelloReply);
 
 mod hello_only {
