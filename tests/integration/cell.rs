@@ -1,4 +1,4 @@
-//! Pods in cells, called as a kubelet calls.
+//! Pods in cells, called as by a kubelet.
 
 use kiyot_testkit::{
     Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, RunningContainer, RunningPod, cri,
@@ -13,7 +13,7 @@ mod registry;
 mod storage;
 mod streaming;
 
-/// Returns the options of the daemon under test, with cells.
+/// Returns the options of a daemon with cells.
 fn options() -> KiyotOptions {
     KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"))
 }
@@ -23,10 +23,10 @@ fn pod(name: &str, script: &str) -> Pod {
     Pod::new(name).in_cell().container(Container::script("main", script))
 }
 
-/// Script of a container that runs until SIGTERM.
+/// A script that runs until SIGTERM.
 const WAIT: &str = "trap 'exit 0' TERM; while :; do sleep 0.1; done";
 
-/// Stops and removes a pod, and asserts that neither a list entry nor a cell is left.
+/// Stops and removes a pod. Asserts that neither a list entry nor a cell is left.
 async fn remove_and_assert_clean(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &RunningPod) {
     kubelet.stop_and_remove(pod).await.unwrap();
     assert!(kubelet.sandboxes().await.unwrap().iter().all(|listed| listed.id != pod.sandbox));
@@ -41,13 +41,13 @@ async fn remove_and_assert_clean(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: 
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
 
-/// Runs a script in a container and returns its standard output and standard error.
+/// Runs a script in a container. Returns its standard output followed by its standard error.
 async fn run_script(kubelet: &mut Kubelet, container: &str, script: &str) -> String {
     let output = kubelet.exec_sync(container, &["sh", "-c", script]).await.unwrap();
     output.stdout + &output.stderr
 }
 
-/// Waits until a script's output is `expected`. Calls may fail while the cell is disconnected.
+/// Waits until a script prints `expected`. Calls may fail while the cell is disconnected.
 async fn wait_for_output(kubelet: &mut Kubelet, container: &str, script: &str, expected: &str) {
     wait_until(format!("{script:?} in the cell shows {expected:?}"), LIMIT, async || {
         let output = kubelet.exec_sync(container, &["sh", "-c", script]).await.ok()?;
@@ -56,8 +56,8 @@ async fn wait_for_output(kubelet: &mut Kubelet, container: &str, script: &str, e
     .await;
 }
 
-/// Waits until the cell of a container takes calls after a restart of the daemon. A kubelet would
-/// retry until then.
+/// Waits until the cell of a container takes calls after a restart of the daemon, as by a kubelet's
+/// retries.
 async fn wait_until_connected(kubelet: &mut Kubelet, container: &RunningContainer) {
     wait_until("the cell is connected again", LIMIT, async || {
         kubelet.exec_sync(&container.id, &["true"]).await.ok()
@@ -65,7 +65,7 @@ async fn wait_until_connected(kubelet: &mut Kubelet, container: &RunningContaine
     .await;
 }
 
-/// Returns the pod's address from its status.
+/// Returns the pod's address, from its status.
 async fn address(kubelet: &mut Kubelet, sandbox: &str) -> String {
     kubelet.sandbox_status(sandbox).await.unwrap().network.unwrap().ip
 }
@@ -76,7 +76,7 @@ fn assert_nothing_left(node: Node) {
     assert!(left.is_empty(), "left:\n{left}");
 }
 
-/// Returns major and minor version of the machine's containerd, which is also the cells'.
+/// Returns the major and minor version of the machine's containerd, which cells use too.
 async fn containerd_version(kubelet: &mut Kubelet) -> (u64, u64) {
     let version = kubelet
         .runtime
@@ -92,7 +92,7 @@ async fn containerd_version(kubelet: &mut Kubelet) -> (u64, u64) {
     (numbers.next().unwrap(), numbers.next().unwrap())
 }
 
-/// Returns true if the sandbox is READY.
+/// Returns whether the sandbox is READY.
 async fn is_ready(kubelet: &mut Kubelet, sandbox: &str) -> bool {
     kubelet
         .sandbox_status(sandbox)

@@ -127,7 +127,7 @@ async fn invalid_configuration_exits_with_64() {
     assert_eq!(refused.status.code(), Some(64));
     let output = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(output.contains("defualt") && output.contains("default"), "{output}");
-    // The error is a line of the log, in the log's format.
+    // The error is a line of the log, in the format of the log.
     let refused = Command::new(env!("CARGO_BIN_EXE_kiyot"))
         .args(["serve", "--log-format", "json", "--config"])
         .arg(&config)
@@ -160,7 +160,7 @@ async fn missing_cell_binary_is_logged_at_start_and_pods_of_the_node_run() {
         .run_pod(&Pod::new("plain").container(Container::script("main", "echo here")))
         .await
         .unwrap();
-    // Containerd 1.6 may fail with "ttrpc: closed" if a container is stopped while it ends.
+    // containerd 1.6 may fail with "ttrpc: closed" if a container is stopped while it ends.
     kubelet.exited(&running.container("main").id).await;
     kubelet.stop_and_remove(&running).await.unwrap();
     let config = kubelet.prepare(&Pod::new("celled").in_cell());
@@ -187,7 +187,7 @@ async fn drain_cuts_open_calls_and_streams_at_its_timeout() {
         .await
         .unwrap();
     let main = running.container("main").id.clone();
-    // An exec stream, an event stream, and a call that does not end.
+    // The daemon has an exec stream, an event stream, and a call that does not end.
     let request = cri::ExecRequest {
         container_id: main.clone(),
         cmd: vec!["cat".to_owned()],
@@ -249,7 +249,7 @@ impl NotifySocket {
         Self(socket)
     }
 
-    /// Waits for a message with a line. Returns all messages until then.
+    /// Waits for a message with a line. Returns all messages up to this one.
     async fn until(&self, line: &'static str) -> Vec<String> {
         let socket = self.0.try_clone().unwrap();
         let receive = move || {
@@ -294,13 +294,13 @@ async fn systemd_is_notified_of_ready_watchdog_reload_and_stop() {
         .spawn()
         .unwrap();
     systemd.until("READY=1").await;
-    // The daemon answers when it is ready.
+    // After READY=1, the daemon answers.
     let mut kubelet = node.kubelet(&node.directory().join("notify.sock")).await.unwrap();
     kubelet.runtime.version(cri::VersionRequest::default()).await.unwrap();
     // The watchdog is notified repeatedly.
     systemd.until("WATCHDOG=1").await;
     systemd.until("WATCHDOG=1").await;
-    // A failed reload is notified with its begin and end too.
+    // The begin and the end of a failed reload are notified too.
     let text = fs::read_to_string(&config).unwrap();
     for (content, expected) in [
         (Some(format!("{text}rule = 3\n")), "routing.rule = 3"),
@@ -326,7 +326,7 @@ async fn systemd_is_notified_of_ready_watchdog_reload_and_stop() {
     }
     signal(&daemon, rustix::process::Signal::TERM);
     let messages = systemd.until("STOPPING=1").await;
-    // `drain_timeout` and 30 s.
+    // The requested time is `drain_timeout` and 30 s.
     assert!(
         messages.last().is_some_and(|message| message
             .lines()
@@ -352,7 +352,7 @@ async fn concurrent_reloads_end_with_the_last_file() {
     let text = fs::read_to_string(kiyot.configuration()).unwrap();
     let pid = rustix::process::Pid::from_raw(i32::try_from(kiyot.pid()).unwrap()).unwrap();
     for seconds in 101..=300 {
-        // Replaced by rename, so that no partial file is read.
+        // The rename replaces the file at once, so that no partial file is read.
         let new = kiyot.configuration().with_extension("new");
         fs::write(&new, text.replace("100s", &format!("{seconds}s"))).unwrap();
         fs::rename(&new, kiyot.configuration()).unwrap();
@@ -369,7 +369,7 @@ async fn concurrent_reloads_end_with_the_last_file() {
 /// Verifies C9.
 #[tokio::test]
 async fn reload_checks_the_limit_of_inotify_instances() {
-    // 128, and four for each cell.
+    // 128 instances, and four more for each cell.
     const NEEDED: usize = 128 + 4 * 10_000;
     let node = Node::start().await;
     let options =

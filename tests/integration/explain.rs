@@ -1,4 +1,4 @@
-//! `kiyot explain -f`, called as an operator calls it.
+//! `kiyot explain -f`, called as by an operator.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ fn explain(files: &[&Path], stdin: &str) -> Output {
     }
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn().unwrap();
-    // Fails if the program reads no standard input.
+    // The write fails if the program does not read its standard input.
     let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
     child.wait_with_output().unwrap()
 }
@@ -85,7 +85,7 @@ fn explain_takes_the_files_that_kubectl_takes() {
 
 /// Verifies M8.
 #[test]
-fn explain_refuses_more_than_it_takes() {
+fn explain_refuses_files_above_its_limits() {
     const MORE_FILES: usize = 1_001;
     const MORE_BYTES: usize = (4 << 20) + 1;
     const MORE_DOCUMENTS: usize = 10_001;

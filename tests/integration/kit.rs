@@ -1,4 +1,4 @@
-//! The test kit on containerd alone, without the daemon.
+//! The test kit with containerd alone, without the daemon.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Pods of the node behave through the daemon as without it.
+//! Pods on the node, which behave with the daemon as without it.
 
 use std::{fs, os::unix::fs::PermissionsExt, time::Duration};
 
@@ -182,12 +182,12 @@ async fn deadline_of_the_caller_ends_the_program_on_the_node() {
     let cmd = ["sleep", "54321"].map(str::to_owned).to_vec();
     let mut request =
         Request::new(cri::ExecSyncRequest { container_id: id.clone(), cmd, timeout: 0 });
-    // Longer than the start of a program on a busy machine, because containerd reports an
-    // interrupted start as `Unknown`.
+    // The deadline is longer than a program needs to start on a busy machine, because containerd
+    // reports an interrupted start as `Unknown`.
     request.set_timeout(Duration::from_secs(8));
     let late = kubelet.runtime.exec_sync(request).await.unwrap_err();
     assert!(matches!(late.code(), Code::DeadlineExceeded | Code::Cancelled), "{late:?}");
-    // Containerd got the deadline or the cancellation.
+    // containerd has received the deadline or the cancellation.
     wait_until("the program has ended", LIMIT, async || {
         let listed = kubelet.exec_sync(id, &["ps", "-o", "args"]).await.ok()?.stdout;
         (!listed.contains("54321")).then_some(())

@@ -1,5 +1,5 @@
 //! Integration tests of the daemon with real containerd, runc and CNI plugins. They need root and
-//! namespaces of their own, which cargo's runner provides (scripts/runner).
+//! their own namespaces, which cargo's runner provides (scripts/runner).
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed setup fails its test")]
 
 mod cell;

@@ -1,4 +1,4 @@
-//! The page of metrics, and the health checks.
+//! The page of metrics and the health checks.
 
 use std::{
     collections::BTreeMap,
@@ -52,7 +52,7 @@ async fn address(log: impl Fn() -> String) -> SocketAddr {
     .await
 }
 
-/// Returns the samples of a page by name and labels, after a check of their names and labels.
+/// Returns the samples of a page by name and labels. Checks the names and labels.
 fn samples(page: &str) -> BTreeMap<String, f64> {
     let known: BTreeMap<_, _> = metrics::ALL.iter().flat_map(|metric| metric.samples()).collect();
     let mut samples = BTreeMap::new();
@@ -131,7 +131,8 @@ async fn metrics_of_a_pod_in_a_cell_and_health_are_served_over_http() {
         assert!(found.get(sample).is_some_and(|value| *value >= least), "{sample}\n{page}");
     }
     let expected_here = |family: &str| {
-        // Without such a limit, price, cloud, access or budget they are absent.
+        // These metrics are absent without the limit, price, cloud, access or budget that they
+        // measure.
         let absent =
             ["kiyot_price_limit", "kiyot_api_call", "kiyot_kubernetes_call", "kiyot_budget_"];
         !absent.iter().any(|name| family.starts_with(name))
@@ -150,7 +151,8 @@ async fn metrics_of_a_pod_in_a_cell_and_health_are_served_over_http() {
         assert!(head.contains(status) && found.contains(body), "{line}: {head} {found}");
     }
 
-    // The address is taken: the daemon serves its socket, and the page once the address is free.
+    // The address is taken. The daemon serves its socket at once, and the page when the address is
+    // free.
     let (_other, log) = daemon_without_runtime(node.directory(), listen);
     wait_until("the taken address is logged", LIMIT, async || {
         log().contains("metrics.listen can't be listened on").then_some(())
@@ -168,7 +170,7 @@ async fn metrics_of_a_pod_in_a_cell_and_health_are_served_over_http() {
     assert!(head.contains("200"), "{head}");
 }
 
-/// Opens connections without end, holds the last 900, and sends nothing.
+/// Opens connections in an endless loop, holds the last 900, and sends nothing.
 const HOLDER: &str = "
     held=()
     while exec {connection}<>/dev/tcp/127.0.0.1/$0; do
@@ -179,7 +181,7 @@ const HOLDER: &str = "
 
 /// Verifies O9.
 #[tokio::test]
-async fn health_is_answered_while_a_process_opens_connections_without_end_and_holds_them() {
+async fn health_is_answered_while_a_process_endlessly_opens_and_holds_connections() {
     let node = Node::start().await;
     let options = KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"));
     let options = KiyotOptions { metrics: Some("127.0.0.1:0"), cells: false, ..options };
@@ -196,7 +198,7 @@ async fn health_is_answered_while_a_process_opens_connections_without_end_and_ho
     let mut held = BufReader::new(holder.stdout.take().unwrap());
     let _holder = Daemon(holder);
     held.read_line(&mut String::new()).unwrap();
-    // Reads on, so that the holder goes on.
+    // The output is read, so that the holder is not blocked.
     std::thread::spawn(move || std::io::copy(&mut held, &mut std::io::sink()));
     for _ in 0..50 {
         for path in ["/healthz", "/readyz", "/metrics"] {
@@ -205,5 +207,9 @@ async fn health_is_answered_while_a_process_opens_connections_without_end_and_ho
         }
     }
     let ended = first.read(&mut [0]).await.unwrap_err();
-    assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionReset, "its port is free again");
+    assert_eq!(
+        ended.kind(),
+        std::io::ErrorKind::ConnectionReset,
+        "the daemon has closed the first connection"
+    );
 }

@@ -11,7 +11,7 @@ async fn start<'a>(node: &'a Node, second: &Node) -> Kiyot<'a> {
     start_with(node, second, "containerd").await
 }
 
-/// Starts the same daemon with a choice of the node backend.
+/// Starts the same daemon with a given node backend.
 async fn start_with<'a>(node: &'a Node, second: &Node, node_backend: &str) -> Kiyot<'a> {
     let sections = format!(
         "[[routing.rule]]\nname = \"second\"\nlabel = {{ runtime = \"second\" }}\n\
@@ -61,7 +61,7 @@ async fn hostname(kubelet: &mut Kubelet, pod: &RunningPod) -> String {
 #[tokio::test]
 async fn rule_routes_pods_to_its_runtime_and_lists_have_all_pods() {
     let (node, other) = (Node::start().await, Node::start().await);
-    // The image is in the second runtime alone.
+    // Only the second runtime has the image.
     other.image("kiyot.test/elsewhere:1", &ImageSpec::script("echo only here; sleep 100000")).await;
     let kiyot = start(&node, &other).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -97,8 +97,8 @@ async fn rule_routes_pods_to_its_runtime_and_lists_have_all_pods() {
         .unwrap();
     kubelet.logged(three.container("main"), "only here").await;
 
-    // While a runtime is down, its calls and all complete lists are unavailable. Calls of the other
-    // runtime succeed.
+    // While a runtime is down, its calls and all lists are unavailable, because a list must be
+    // complete. Calls of the other runtime succeed.
     other.kill_containerd();
     assert_eq!(kubelet.sandboxes().await.unwrap_err().code(), Code::Unavailable);
     assert_eq!(kubelet.sandbox_status(&two.sandbox).await.unwrap_err().code(), Code::Unavailable);
@@ -180,8 +180,8 @@ async fn restart_keeps_each_pod_at_its_runtime() {
     let two = kubelet.run_pod(&on_second(pod("two"))).await.unwrap();
     kiyot.kill9();
     kiyot.start_again().await;
-    // Calls by id come before any list: of a container, of a sandbox, and by a prefix as crictl
-    // sends it.
+    // Before any list, the test calls by the id of a container, by the id of a sandbox, and by a
+    // prefix of an id, which crictl sends.
     let mut kubelet = kiyot.kubelet().await;
     assert_eq!(
         (hostname(&mut kubelet, &two).await, hostname(&mut kubelet, &one).await),

@@ -1,4 +1,4 @@
-//! The export of traces, to a collector that the test plays.
+//! The export of traces to a collector in the test.
 
 use std::{
     net::SocketAddr,
@@ -27,7 +27,7 @@ struct Collector {
 }
 
 impl Collector {
-    /// Serves it, and returns its address.
+    /// Serves the collector. Returns its address.
     async fn serve(&self) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -37,7 +37,7 @@ impl Collector {
         address
     }
 
-    /// Waits for a span.
+    /// Waits for a span. Returns the span.
     async fn span(&self, what: &str, is_it: impl Fn(&Span) -> bool) -> Span {
         wait_until(format!("the span of {what}"), LIMIT, async || {
             self.spans.lock().unwrap().iter().find(|span| is_it(span)).cloned()
@@ -80,7 +80,7 @@ fn exporting(endpoint: &str) -> KiyotOptions {
     let environment =
         [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint), ("OTEL_BSP_SCHEDULE_DELAY", "50")];
     KiyotOptions {
-        // Spans are exported that no line of the log shows.
+        // Some exported spans have no line in the log.
         log: "info".to_owned(),
         environment: environment.map(|(key, value)| (key.to_owned(), value.to_owned())).into(),
         ..KiyotOptions::new(env!("CARGO_BIN_EXE_kiyot"))
@@ -89,7 +89,7 @@ fn exporting(endpoint: &str) -> KiyotOptions {
 
 /// Verifies O7.
 #[tokio::test]
-async fn call_is_a_span_below_that_of_the_kubelet_and_a_cell_has_its_own() {
+async fn call_is_a_child_span_of_the_kubelets_and_a_cell_has_its_own_span() {
     let collector = Collector::default();
     let address = collector.serve().await;
     let node = Node::start().await;
@@ -128,14 +128,14 @@ async fn call_is_a_span_below_that_of_the_kubelet_and_a_cell_has_its_own() {
 
 /// Verifies O7.
 #[tokio::test]
-async fn collector_that_does_not_answer_delays_neither_calls_nor_the_end() {
+async fn collector_that_does_not_answer_delays_neither_calls_nor_the_stop() {
     let node = Node::start().await;
-    // Its connections are accepted by the kernel, and never answered.
+    // The kernel accepts the connections, but no process answers them.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", silent.local_addr().unwrap());
     let mut kiyot = Kiyot::start(&node, exporting(&endpoint)).await;
     let mut kubelet = kiyot.kubelet().await;
-    // More than wait in the queue.
+    // More calls are made than fit in the queue.
     for _ in 0..3000 {
         kubelet.runtime.version(cri::VersionRequest::default()).await.unwrap();
     }

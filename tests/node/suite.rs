@@ -9,7 +9,7 @@ use crate::{image, machine::Machine, pods, pods::Place};
 const CORE: [&str; 21] = [
     "cell::lifecycle::life::pod_runs_in_a_cell_of_its_own",
     "cell::lifecycle::life::exit_is_reported_with_its_code_and_message",
-    "cell::lifecycle::life::stopping_and_removing_again_is_fine",
+    "cell::lifecycle::life::repeated_stop_and_removal_succeed",
     "cell::lifecycle::stops::cell_in_a_frozen_cgroup_is_ended",
     "cell::lifecycle::stops::containers_of_a_cell_are_in_the_slice_of_their_pod",
     "cell::lifecycle::stops::lost_cell_leaves_no_cgroup_wherever_its_containers_were",
@@ -22,7 +22,7 @@ const CORE: [&str; 21] = [
     "cell::streaming::execs::input_and_exec_ends_are_reported_as_on_the_node",
     "cell::streaming::execs::process_over_its_timeout_is_dead_before_the_error",
     "cell::streaming::network::host_port_leads_to_the_cell_and_is_released_with_it",
-    "cell::storage::volumes::files_of_the_kubelet_are_there_with_their_modes",
+    "cell::storage::volumes::files_of_the_kubelet_have_their_modes_in_the_cell",
     "cell::storage::volumes::empty_dir_lives_as_long_as_its_cell",
     "cell::lifecycle::usage::usage_names_its_pod_and_container",
     "cell::failures::restart::pods_outlive_a_killed_daemon",

@@ -1,4 +1,4 @@
-//! Processes that are killed, links that are cut, nodes that reboot.
+//! Killed processes, cut links and rebooted nodes.
 
 mod clocks;
 mod cuts;

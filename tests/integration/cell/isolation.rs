@@ -1,4 +1,4 @@
-//! Parts of the node that a pod in a cell has, and those that it can't reach.
+//! Parts of the node that a pod in a cell can reach, and parts that it can't reach.
 
 mod contexts;
 mod hostile_processes;

@@ -1,4 +1,4 @@
-//! Pods and containers from their creation to their end.
+//! Pods and containers from creation to removal.
 
 mod attempts;
 pub(crate) mod endings;

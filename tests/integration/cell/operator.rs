@@ -1,4 +1,4 @@
-//! Operators of cells, by the admin API and by Kubernetes.
+//! Operators of cells, through the admin API and Kubernetes.
 
 pub(crate) mod admin;
 mod admin_lists;

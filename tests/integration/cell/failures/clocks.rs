@@ -1,4 +1,4 @@
-//! Jumps of the node's clock, which pods do not notice.
+//! Jumps of the node's clock, which do not affect pods.
 
 use std::{fs, path::Path, process::Command};
 
@@ -9,8 +9,8 @@ use crate::cell::{WAIT, assert_nothing_left, options, pod, remove_and_assert_cle
 const YEAR_SECONDS: i64 = 365 * 24 * 3600;
 const NANOS_PER_SECOND: i64 = 1_000_000_000;
 
-/// Preloaded library that shifts CLOCK_REALTIME by the seconds in a file. Other clocks keep their
-/// time.
+/// A preloaded library that shifts CLOCK_REALTIME by the seconds in a file. It leaves other clocks
+/// unchanged.
 const CLOCK_LIBRARY_SOURCE: &str = r#"
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -30,7 +30,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 }
 "#;
 
-/// Builds the library and returns the environment of a program whose clock `file` sets.
+/// Builds the library. Returns the environment that sets a program's clock by `file`.
 fn clock_environment(directory: &Path, file: &Path) -> Vec<(String, String)> {
     let (source, library) = (directory.join("clock.c"), directory.join("clock.so"));
     fs::write(&source, CLOCK_LIBRARY_SOURCE).unwrap();
@@ -47,14 +47,14 @@ fn clock_environment(directory: &Path, file: &Path) -> Vec<(String, String)> {
         .to_vec()
 }
 
-/// Sets the daemon's clock to an offset from the true time, in seconds, atomically.
+/// Sets the daemon's clock, atomically, to an offset from the true time in seconds.
 fn set_clock(file: &Path, seconds: i64) {
     let new = file.with_extension("new");
     fs::write(&new, seconds.to_string()).unwrap();
     fs::rename(new, file).unwrap();
 }
 
-/// Asserts that the pod is listed and reachable, and that its log continues without a gap.
+/// Asserts that the pod is listed and reachable, and that its log has no gap.
 async fn assert_unharmed(kiyot: &Kiyot<'_>, running: &RunningPod, when: &str) {
     let mut kubelet = kiyot.kubelet().await;
     let main = running.container("main");
@@ -100,7 +100,7 @@ async fn clock_jump_harms_no_pod() {
     kubelet.logged(&main, "line 5").await;
     let before = kubelet.container_status(&main.id).await.unwrap();
 
-    // Under the running daemon, connections stay and new pods run.
+    // While the daemon runs, connections stay and new pods start.
     for jump in [YEAR_SECONDS, -YEAR_SECONDS] {
         set_clock(&file, jump);
         assert_unharmed(&kiyot, &running, &format!("after a jump of {jump} s")).await;
@@ -110,7 +110,7 @@ async fn clock_jump_harms_no_pod() {
             (status.created_at - before.created_at).abs() / NANOS_PER_SECOND > YEAR_SECONDS / 2,
             "the daemon's clock is set"
         );
-        // The clock of its cell is not set, so that both are a year apart.
+        // The clock of the cell stays: it is a year apart from the daemon's.
         let main = kubelet.container_status(&other.container("main").id).await.unwrap();
         assert!(
             (0..YEAR_SECONDS * NANOS_PER_SECOND / 2).contains(&(main.started_at - main.created_at)),
@@ -130,8 +130,8 @@ async fn clock_jump_harms_no_pod() {
         })
         .await;
     }
-    // Across a restart, by the daemon's clock the cell's certificate has expired or is not yet
-    // valid.
+    // After a restart, the cell's certificate has expired, or is not valid yet, by the daemon's
+    // clock.
     for jump in [YEAR_SECONDS, -YEAR_SECONDS, 0] {
         set_clock(&file, jump);
         kiyot.kill9();
@@ -154,7 +154,7 @@ async fn clock_jump_harms_no_pod() {
 
 /// Verifies X16.
 #[tokio::test]
-async fn after_the_clock_was_set_back_the_latest_is_still_the_latest() {
+async fn latest_container_and_sandbox_stay_the_latest_after_the_clock_was_set_back() {
     let node = Node::start().await;
     let file = node.directory().join("clock");
     let mut options = options();
@@ -165,7 +165,7 @@ async fn after_the_clock_was_set_back_the_latest_is_still_the_latest() {
     let first = kubelet.run_pod(&spec).await.unwrap();
     kubelet.exited(&first.container("main").id).await;
     set_clock(&file, -YEAR_SECONDS);
-    // The kubelet takes the latest container and the latest sandbox for the current ones.
+    // The kubelet uses the latest container and the latest sandbox.
     let second = kubelet.create_container(&first, &spec.containers[0], 1).await.unwrap();
     let containers = kubelet.containers().await.unwrap();
     let created =

@@ -1,4 +1,4 @@
-//! Kills of the daemon during calls that a cell's containerd has begun.
+//! Kills of the daemon while a cell's containerd executes a call.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
@@ -7,16 +7,17 @@ use tonic::Code;
 
 use crate::cell::{lifecycle::endings::Ending, options, pod, remove_and_assert_clean};
 
-/// Wrapper of the cells' runc that can be paused before a verb. Holds its directory.
+/// A wrapper of the cells' runc that can be paused before a verb. Holds the directory of the
+/// wrapper.
 struct PausableRunc(PathBuf);
 
 impl PausableRunc {
-    /// Creates the wrapper, and options for a daemon whose cells use it.
+    /// Creates the wrapper, and options of a daemon whose cells use it.
     fn new(node: &Node) -> (Self, KiyotOptions) {
         let directory = node.directory().join("held");
         fs::create_dir_all(&directory).unwrap();
         let (program, at) = (directory.join("runc"), directory.display());
-        // The verb comes after global options, none of which equals a verb.
+        // The verb follows global options. No option equals a verb.
         let script = format!(
             "#!/bin/sh\nfor word in \"$@\"; do \
              case $word in create|start) verb=$word; break;; esac; done\n\
@@ -33,7 +34,7 @@ impl PausableRunc {
         (Self(directory), options)
     }
 
-    /// Makes runc wait before it executes `verb`.
+    /// Makes runc wait before `verb`.
     fn pause(&self, verb: &str) {
         let _ = fs::remove_file(self.0.join("held"));
         fs::write(self.0.join(format!("hold-{verb}")), "").unwrap();
@@ -72,8 +73,8 @@ async fn begun_start_completes_when_the_daemon_is_killed() {
         starting.await.unwrap().unwrap_err();
         kiyot.start_again().await;
 
-        // The kubelet creates the next attempt for a container that reads CREATED. Two must not
-        // run.
+        // The kubelet creates the next attempt for a container that reads CREATED. The two attempts
+        // must not both run.
         let mut kubelet = kiyot.kubelet().await;
         assert_eq!(
             kubelet.container_status(&main.id).await.unwrap().state(),
@@ -93,7 +94,7 @@ async fn begun_start_completes_when_the_daemon_is_killed() {
             (status.state() == cri::ContainerState::ContainerRunning).then_some(())
         })
         .await;
-        // The kubelet's decision may come late.
+        // The kubelet may still request the next attempt.
         let error = kubelet.create_container(&running, &spec.containers[0], 1).await.unwrap_err();
         assert_eq!(error.code(), Code::FailedPrecondition, "{error:?}");
         kubelet.logged(&main, "line 1").await;
@@ -158,7 +159,7 @@ async fn begun_stop_continues_when_the_daemon_is_killed() {
         "the stop is within its grace period"
     );
     ending.release().await;
-    assert_eq!(kubelet.exited(&main.id).await.exit_code, 7, "the container was not killed");
+    assert_eq!(kubelet.exited(&main.id).await.exit_code, 7, "the container has ended by itself");
     kubelet.stop_container(&main.id, grace).await.unwrap();
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }

@@ -1,4 +1,4 @@
-//! Deaths of parts of a cell.
+//! Deaths of processes of a cell.
 
 pub(crate) use kiyot_testkit::processes;
 use kiyot_testkit::{Kiyot, LIMIT, Node, cri, kill_all, wait_until};
@@ -28,7 +28,7 @@ async fn killed_cell_is_reported_as_lost() {
     assert_eq!(
         kubelet.sandboxes().await.unwrap().len(),
         1,
-        "the pod is listed until it is removed"
+        "the pod stays listed until it is removed"
     );
     wait_until("no process of the cell is left", LIMIT, async || {
         processes(&[&cell]).is_empty().then_some(())
@@ -68,11 +68,11 @@ async fn killed_agent_and_containerd_are_restarted() {
         assert_eq!(line.text, format!("line {}", at + 1), "no line is lost or duplicated");
     }
     let breaks = || kiyot.log().matches("agent of a cell has disconnected").count();
-    wait_until("the log says that the agent was away", LIMIT, async || {
+    wait_until("the log reports the disconnected agent", LIMIT, async || {
         (breaks() > 0).then_some(())
     })
     .await;
     let before = breaks();
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
-    assert_eq!(breaks(), before, "an agent that ends with its pod is no news");
+    assert_eq!(breaks(), before, "the end of an agent with its pod is not logged");
 }

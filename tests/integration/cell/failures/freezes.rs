@@ -10,8 +10,8 @@ use crate::cell::{
     options, pod, remove_and_assert_clean,
 };
 
-/// Cell whose cgroup is frozen until this is dropped: without a thaw, a failed test could not end
-/// its processes.
+/// A cell whose cgroup is frozen. The drop thaws the cgroup, so that the processes can be ended
+/// after a failed test.
 pub(crate) struct FrozenCell(String);
 
 impl FrozenCell {
@@ -72,7 +72,7 @@ async fn daemon_killed_while_cells_are_frozen_finds_them_unchanged() {
             kubelet.container_status(&main.id).await.unwrap().state(),
             cri::ContainerState::ContainerRunning
         );
-        // A call reports that the cell does not answer, and does not hang.
+        // The call fails instead of hanging.
         kubelet.exec_sync(&main.id, &["true"]).await.unwrap_err();
         assert_eq!(
             kubelet.run_sandbox(&running.config, "").await.unwrap(),
@@ -81,7 +81,7 @@ async fn daemon_killed_while_cells_are_frozen_finds_them_unchanged() {
         );
     }
     assert_eq!(kiyot.cells().len(), pods.len(), "a pod has a single cell");
-    // The first cell to end is still frozen, and has not been heard again.
+    // The first cell to end is still frozen, and has not sent a message since the restart.
     let ended = pods.pop().unwrap();
     kubelet.stop_container(&ended.container("main").id, 1).await.unwrap_err();
     kubelet

@@ -14,13 +14,13 @@ use crate::cell::{
     options, pod, remove_and_assert_clean, wait_until_connected,
 };
 
-/// The timeout of the tests, the shortest that is allowed.
+/// The timeout in these tests, which is the shortest allowed.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// A time in which a cell would be lost.
+/// A time after which a silent cell is lost.
 const LONGER: Duration = Duration::from_secs(12);
 
-/// Cells whose agents are killed and whose inits, which would restart the agents, are stopped until
-/// this is dropped.
+/// Cells whose agents are killed. The cells' inits, which would restart the agents, are stopped
+/// until the drop.
 struct SilentCell(Vec<String>);
 
 impl SilentCell {
@@ -28,7 +28,7 @@ impl SilentCell {
         Self::together(&[cell.to_owned()])
     }
 
-    /// Makes cells silent at once.
+    /// Makes cells silent at the same time.
     fn together(cells: &[String]) -> Self {
         let of = |program: &str| -> Vec<String> {
             let of_cell = |cell: &String| {
@@ -55,7 +55,7 @@ fn with_timeout(timeout: &str) -> KiyotOptions {
     KiyotOptions { milpa: format!("healthy_timeout = \"{timeout}\"\n"), ..options() }
 }
 
-/// Runs a pod, and returns it with the id of its cell.
+/// Runs a pod. Returns the pod and the id of its cell.
 async fn run(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &Pod) -> (RunningPod, String) {
     let before = kiyot.cells();
     let running = kubelet.run_pod(pod).await.unwrap();
@@ -90,18 +90,18 @@ async fn silent_cell_is_lost_after_its_own_timeout_and_others_run() {
     let (_silent, unlimited) = (SilentCell::new(&silent), SilentCell::new(&unlimited));
     sleep(LONGER).await;
     assert_runs(&mut kubelet, &doomed).await;
-    // A restarted daemon counts anew, and a reload is for running cells too.
+    // A restarted daemon counts from zero. A reload also applies to running cells.
     let began = Instant::now();
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    // It has to be back before the limit is for it, too.
+    // This cell must be connected before the reload sets the timeout.
     wait_until_connected(&mut kubelet, brief.container("main")).await;
     kiyot.reload("healthy_timeout = \"0s\"", "healthy_timeout = \"5s\"").await;
     assert_lost(&mut kubelet, &doomed).await;
     assert!(began.elapsed() >= TIMEOUT);
     assert!(!kiyot.cells().contains(&silent));
-    // It was silent for as long as the other one.
+    // This cell has been silent for as long as the lost cell.
     sleep(Duration::from_secs(3)).await;
     assert_runs(&mut kubelet, &never).await;
 

@@ -1,9 +1,10 @@
-//! Kills of the daemon in each state of a cell that the journal has.
+//! Kills of the daemon in each state of a cell in the journal.
 //!
-//! Programs that wait hold the daemon in a state: `kiyot-cell`, a CNI plugin, the cell's runc. The
-//! launch calls none. Before the kill the daemon is frozen, so that the state is that on disk.
-//! Requested is never recorded, and netns cells have no state Stopping (their end is awaited): the
-//! engine's tests and the simulator have both.
+//! A waiting program holds the daemon in a state: `kiyot-cell`, a CNI plugin, or the cell's runc.
+//! In the state Launching, the daemon calls no program. The daemon is frozen before the kill, so
+//! that its state equals the state on disk. Two states are not tested here: Requested is never
+//! recorded, and netns cells have no state Stopping, because their end is awaited. The engine's
+//! tests and the simulator have both.
 
 use std::{
     fs,
@@ -29,12 +30,12 @@ use crate::cell::{
     options, pod,
 };
 
-/// The time for which the daemon runs between two stops.
+/// The time for which the daemon runs between two freezes.
 const STEP: Duration = Duration::from_millis(1);
-/// Most launches of which one is caught in the journal.
+/// The maximal number of launches until the journal has a launch when the daemon is frozen.
 const MAX_LAUNCHES: usize = 50;
 
-/// The programs that can wait.
+/// The programs that can wait, and when.
 #[derive(Clone, Copy)]
 enum Hold {
     /// `kiyot-cell launch`, before the agent starts.
@@ -47,7 +48,7 @@ enum Hold {
     Detach,
 }
 
-/// Programs that wait while their hold is set.
+/// Programs that wait while their hold is set. Holds their directory.
 struct Holds(PathBuf);
 
 impl Holds {
@@ -134,7 +135,7 @@ fn write_program(path: &Path, script: &str) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Returns true if all threads of a process are stopped.
+/// Returns whether all threads of a process are stopped.
 fn is_frozen(pid: &str) -> bool {
     let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
     threads.into_iter().all(|thread| {
@@ -154,7 +155,7 @@ async fn recorded(kiyot: &Kiyot<'_>) -> Vec<(String, CellPhase)> {
     phases.filter(|(_, phase)| *phase != CellPhase::Gone).collect()
 }
 
-/// Kills the daemon in the moment in which the journal has a single cell in this state.
+/// Kills the daemon while the journal has a single cell, in this state.
 async fn kill_in(kiyot: &mut Kiyot<'_>, phase: CellPhase) {
     let pid = [kiyot.pid().to_string()];
     wait_until(format!("the cell is {phase:?} on disk"), LIMIT, async || {
@@ -171,8 +172,9 @@ async fn kill_in(kiyot: &mut Kiyot<'_>, phase: CellPhase) {
     kiyot.kill9();
 }
 
-/// Stops the daemon again and again until the journal has a single cell in this state, and leaves
-/// it stopped. Returns the cell; `None`, and lets the daemon run, if the cell has passed the state.
+/// Freezes the daemon repeatedly until the journal has a single cell, in this state. Returns the
+/// cell and leaves the daemon frozen. Returns `None` and leaves the daemon running if the cell has
+/// already passed the state.
 async fn freeze_in(kiyot: &Kiyot<'_>, phase: CellPhase) -> Option<String> {
     let pid = [kiyot.pid().to_string()];
     loop {
@@ -188,12 +190,12 @@ async fn freeze_in(kiyot: &Kiyot<'_>, phase: CellPhase) -> Option<String> {
         if !found.is_empty() {
             return None;
         }
-        // A process that is stopped at once does nothing in between.
+        // A process that is frozen again at once makes no progress.
         tokio::time::sleep(STEP).await;
     }
 }
 
-/// Counts the cells of a daemon that have a process at a time.
+/// Counts how many cells of a daemon exist at the same time.
 struct Count {
     most: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
@@ -224,7 +226,7 @@ impl Drop for Count {
     }
 }
 
-/// Runs the sandbox of a pod, in a task.
+/// Runs the sandbox of a pod in a task.
 fn run_sandbox(kubelet: &Kubelet, spec: &Pod) -> tokio::task::JoinHandle<()> {
     let (mut kubelet, config) = (kubelet.clone(), kubelet.prepare(spec));
     tokio::spawn(async move {
@@ -232,7 +234,7 @@ fn run_sandbox(kubelet: &Kubelet, spec: &Pod) -> tokio::task::JoinHandle<()> {
     })
 }
 
-/// Brings the pod up by the kubelet's retries.
+/// Starts the pod by the kubelet's retries.
 async fn run_again(kiyot: &Kiyot<'_>, spec: &Pod) -> RunningPod {
     let kubelet = kiyot.kubelet().await;
     let running = retry("the pod is running", || {
@@ -251,7 +253,7 @@ async fn run_again(kiyot: &Kiyot<'_>, spec: &Pod) -> RunningPod {
     running
 }
 
-/// Removes the pod by the kubelet's retries, and asserts that nothing of all its cells is left.
+/// Removes the pod by the kubelet's retries. Asserts that nothing of its cells is left.
 async fn remove(kiyot: &Kiyot<'_>, node: &Node, spec: &Pod, mut cells: Vec<String>) {
     let kubelet = kiyot.kubelet().await;
     cells.extend(kiyot.cells());
@@ -264,7 +266,7 @@ async fn remove(kiyot: &Kiyot<'_>, node: &Node, spec: &Pod, mut cells: Vec<Strin
     assert_eq!(node.addresses(), Vec::<String>::new());
 }
 
-/// Kills the daemon while a program holds the launch of a pod's cell in a state; see
+/// Kills the daemon while a program holds the launch of a pod's cell in a state. Then calls
 /// [`assert_retried`].
 async fn assert_killed_in(phase: CellPhase, hold: Hold, joins: bool) {
     let node = Node::start().await;
@@ -281,9 +283,9 @@ async fn assert_killed_in(phase: CellPhase, hold: Hold, joins: bool) {
     assert_nothing_left(node);
 }
 
-/// Starts another daemon than the one that was killed, which had these cells, and lets the kubelet
-/// retry. `joins` says that the retry gets the same cell. What waits is released after the first
-/// retry has begun.
+/// Starts the daemon again and makes the kubelet retry. `cells` are the cells of the killed daemon;
+/// `joins` is whether the retry must get the same cell. `release` is called when the first retry
+/// has begun.
 async fn assert_retried(
     mut kiyot: Kiyot<'_>,
     node: &Node,
@@ -299,15 +301,16 @@ async fn assert_retried(
     retried.await.unwrap();
     assert_eq!(kiyot.cells() == cells, joins, "{:?}, before {cells:?}", kiyot.cells());
     remove(&kiyot, node, spec, cells).await;
-    assert_eq!(count.most.load(Ordering::Relaxed), 1, "never two cells of the pod");
+    assert_eq!(count.most.load(Ordering::Relaxed), 1, "the pod never has two cells");
 }
 
 /// Verifies X1, P6.
 #[tokio::test]
-async fn kill_while_launching_is_joined_by_the_retry() {
+async fn daemon_killed_while_a_cell_is_launching_keeps_it_for_the_retry() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
-    // The launch calls no program that could wait: another pod is tried if the daemon was too fast.
+    // A launch in this state calls no program that could wait. If the daemon was too fast, another
+    // pod is launched.
     for _ in 0..MAX_LAUNCHES {
         let spec = pod("held", WAIT);
         let cut = run_sandbox(&kiyot.kubelet().await, &spec);
@@ -321,30 +324,30 @@ async fn kill_while_launching_is_joined_by_the_retry() {
         cut.await.unwrap();
         remove(&kiyot, &node, &spec, Vec::new()).await;
     }
-    panic!("{MAX_LAUNCHES} launches were never seen in the journal");
+    panic!("the journal had none of {MAX_LAUNCHES} launches");
 }
 
 /// Verifies X1, P6.
 #[tokio::test]
-async fn kill_while_booting_is_joined_by_the_retry() {
+async fn daemon_killed_while_a_cell_is_booting_keeps_it_for_the_retry() {
     assert_killed_in(CellPhase::Booting, Hold::Boot, true).await;
 }
 
 /// Verifies X1.
 #[tokio::test]
-async fn kill_while_binding_ends_the_cell_before_the_retry_gets_another() {
+async fn daemon_killed_while_a_cell_is_binding_ends_it_before_the_retry_gets_another() {
     assert_killed_in(CellPhase::Enrolled, Hold::Attach, false).await;
 }
 
 /// Verifies X1.
 #[tokio::test]
-async fn kill_of_a_bound_cell_before_its_sandbox_is_recorded_ends_the_cell() {
+async fn daemon_killed_before_the_sandbox_is_recorded_ends_the_bound_cell() {
     assert_killed_in(CellPhase::Bound, Hold::Sandbox, false).await;
 }
 
 /// Verifies X1, P6.
 #[tokio::test]
-async fn kill_while_idle_is_joined_by_the_retry() {
+async fn daemon_killed_while_a_cell_is_idle_keeps_it_for_the_retry() {
     let node = Node::start().await;
     let (holds, options) = Holds::new(&node);
     let mut kiyot = Kiyot::start(&node, options).await;
@@ -356,7 +359,7 @@ async fn kill_while_idle_is_joined_by_the_retry() {
     cut.await.unwrap();
     let cells = kiyot.cells();
     let count = Count::start(&kiyot);
-    // Without a retry, the cell waits for its pod once its agent has connected.
+    // Before the retry, the agent connects and the cell waits for its pod.
     kiyot.start_again().await;
     holds.release(Hold::Boot);
     kill_in(&mut kiyot, CellPhase::Idle).await;
@@ -364,18 +367,18 @@ async fn kill_while_idle_is_joined_by_the_retry() {
     run_again(&kiyot, &spec).await;
     assert_eq!(kiyot.cells(), cells);
     remove(&kiyot, &node, &spec, cells).await;
-    assert_eq!(count.most.load(Ordering::Relaxed), 1, "never two cells of the pod");
+    assert_eq!(count.most.load(Ordering::Relaxed), 1, "the pod never has two cells");
     drop((count, kiyot));
     assert_nothing_left(node);
 }
 
 /// Verifies A22.
 #[tokio::test]
-async fn kill_while_a_warm_cell_is_bound_ends_it_before_the_retry_gets_another() {
+async fn daemon_killed_while_a_warm_cell_is_binding_ends_it_before_the_retry_gets_another() {
     let node = Node::start().await;
     let (holds, options) = Holds::new(&node);
     let options = KiyotOptions {
-        // So that the pool is not filled again.
+        // The limit keeps the pool from being filled again.
         milpa: "max_cells = 1\n".to_owned(),
         sections: "[[backends.milpa.warm]]\ncount = 1\n".to_owned(),
         ..options
@@ -398,7 +401,7 @@ async fn kill_while_a_warm_cell_is_bound_ends_it_before_the_retry_gets_another()
     holds.release(Hold::Attach);
     run_again(&kiyot, &spec).await;
     retried.await.unwrap();
-    assert_ne!(kiyot.cells(), cells, "a cell that was once taken is not taken again");
+    assert_ne!(kiyot.cells(), cells, "a cell that was taken once is not taken again");
     kiyot.reload("count = 1", "count = 0").await;
     remove(&kiyot, &node, &spec, cells).await;
     drop(kiyot);
@@ -407,7 +410,7 @@ async fn kill_while_a_warm_cell_is_bound_ends_it_before_the_retry_gets_another()
 
 /// Verifies X1, P5.
 #[tokio::test]
-async fn kill_of_a_bound_cell_keeps_its_pod() {
+async fn daemon_killed_while_a_cell_is_bound_keeps_its_pod() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let spec = pod("held", WAIT);
@@ -428,7 +431,7 @@ async fn kill_of_a_bound_cell_keeps_its_pod() {
 
 /// Verifies X1, X3.
 #[tokio::test]
-async fn kill_while_terminating_is_continued_by_the_next_daemon() {
+async fn daemon_killed_while_a_cell_is_terminating_continues_the_end_when_started() {
     let node = Node::start().await;
     let (holds, options) = Holds::new(&node);
     let mut kiyot = Kiyot::start(&node, options).await;
@@ -442,7 +445,7 @@ async fn kill_while_terminating_is_continued_by_the_next_daemon() {
     kill_in(&mut kiyot, CellPhase::Terminating).await;
     stopping.await.unwrap().unwrap_err();
     kiyot.start_again().await;
-    assert_eq!(kiyot.cells(), cells, "its end is not proven");
+    assert_eq!(kiyot.cells(), cells, "the end of the cell is not proven");
     holds.release(Hold::Detach);
     remove(&kiyot, &node, &spec, cells).await;
     drop(kiyot);

@@ -1,4 +1,4 @@
-//! Kills of the daemon at any moment of a pod's life.
+//! Kills of the daemon at random moments of a pod's life.
 
 use std::{
     future::Future,
@@ -15,14 +15,15 @@ use tonic::Status;
 
 use crate::cell::{assert_nothing_left, options, pod};
 
-/// Kills in total, spread over the stages. `KILLS` in the environment overrides it.
+/// The total number of kills, spread over the stages. The environment variable `KILLS` overrides
+/// it.
 const KILLS: usize = 6;
-/// Maximum delay of the kill after the start of its stage, in microseconds.
+/// The maximal delay of the kill after the start of each stage, in microseconds.
 const MAX_DELAY_MICROS: [u64; 6] = [1_500_000, 500_000, 200_000, 100_000, 300_000, 50_000];
-/// First log line of the pod's container.
+/// The first log line of the pod's container.
 const FIRST_LINE: &str = "line 1";
 
-/// Ids that the kubelet received, and the stage that it had reached when the daemon was killed.
+/// The ids that the kubelet has received, and the stage that it has reached.
 #[derive(Default)]
 struct Progress {
     sandbox: Option<String>,
@@ -30,12 +31,12 @@ struct Progress {
     stage: usize,
 }
 
-/// First stage in which the pod is being stopped.
+/// The first stage in which the pod is being stopped.
 const STOPPING_STAGE: usize = 4;
-/// First stage in which the pod is being removed.
+/// The first stage in which the pod is being removed.
 const REMOVING_STAGE: usize = 5;
 
-/// Leads a pod through its life as a kubelet does, until a call fails.
+/// Drives a pod through its life as a kubelet does, until a call fails.
 async fn run_lifecycle(
     mut kubelet: Kubelet,
     spec: Pod,
@@ -75,7 +76,7 @@ async fn run_lifecycle(
     Ok(())
 }
 
-/// Brings up a pod that may exist in part, as the kubelet's next sync does.
+/// Starts a pod that may exist in part, as the kubelet's next sync does.
 pub(crate) async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<RunningPod, Status> {
     let config = kubelet.prepare(spec);
     let sandbox = kubelet.run_sandbox(&config, "").await?;
@@ -110,7 +111,7 @@ pub(crate) async fn bring_up(kubelet: &mut Kubelet, spec: &Pod) -> Result<Runnin
     Ok(running)
 }
 
-/// Repeats an operation until it succeeds, as the kubelet's syncs do.
+/// Repeats an operation until it succeeds, as a kubelet does.
 pub(crate) async fn retry<T, F: Future<Output = Result<T, Status>>>(
     what: &str,
     mut attempt: impl FnMut() -> F,
@@ -124,7 +125,7 @@ pub(crate) async fn retry<T, F: Future<Output = Result<T, Status>>>(
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    panic!("{what} in vain for {LIMIT:?}: {last}");
+    panic!("{what}: not within {LIMIT:?}: {last}");
 }
 
 /// Stops and removes all listed sandboxes of a pod.
@@ -167,7 +168,7 @@ async fn daemon_killed_at_any_moment_leaves_nothing_half_made() {
         while !lifecycle.is_finished() && progress.lock().unwrap().stage < stage {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // Not a wait for a condition: the moment of the kill is the test's subject.
+        // The moment of the kill is the subject of the test: this is not a wait for a condition.
         tokio::time::sleep(after).await;
         let mut cells = kiyot.cells();
         kiyot.kill9();

@@ -1,5 +1,5 @@
-//! Images of running pods after a restart of the kubelet or a change of annotations: `ImageStatus`
-//! then has other annotations than `RunPodSandbox` had.
+//! Images of running pods after a restart of the kubelet or a change of annotations. The
+//! annotations in `ImageStatus` then differ from the annotations in `RunPodSandbox`.
 
 use kiyot_testkit::{
     Access, Container, Kiyot, Kubelet, Node, Pod, Registry, RunningPod, wait_until,
@@ -13,7 +13,7 @@ use crate::cell::{
     remove_and_assert_clean,
 };
 
-/// Runs a sandbox in a cell by its runtime class alone, without annotations.
+/// Runs a sandbox without annotations. Its runtime class alone selects a cell.
 async fn sandbox_by_class(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     let pod = Pod { runtime_handler: "kiyot".to_owned(), ..Pod::new(name) };
     let config = kubelet.prepare(&pod);
@@ -21,8 +21,8 @@ async fn sandbox_by_class(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     kubelet.running(&pod, config, sandbox)
 }
 
-/// Asserts that an image of the pod is present and that the registry was not asked. Returns the
-/// image's id.
+/// Asserts that the pod has an image and that the registry got no request. Returns the id of the
+/// image.
 async fn assert_present(
     kubelet: &mut Kubelet,
     registry: &Registry,
@@ -53,7 +53,7 @@ async fn container_restart_after_a_kubelet_restart_pulls_nothing() {
         let status = kubelet.sandbox_status(&pod.sandbox).await.unwrap();
         assert_eq!(status.annotations, pod.config.annotations);
     }
-    // The tag has moved, which does not matter to a container that is restarted.
+    // The tag has moved. A restarted container must keep its image.
     registry.image("app:1", &image_with_word("new"));
     registry.asked();
 
@@ -73,7 +73,7 @@ async fn container_restart_after_a_kubelet_restart_pulls_nothing() {
         );
     }
 
-    // The restarted daemon knows only what it has recorded; then the kubelet restarts once more.
+    // The restarted daemon knows the images only from its records. Then the kubelet restarts again.
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = wait_until("the daemon answers", LIMIT, async || {
@@ -106,7 +106,7 @@ async fn annotated_pod_still_has_its_images() {
     registry.image("app:1", &image_with_word("new"));
     registry.asked();
 
-    // Repeated `kubectl annotate`, each followed by a restart of the kubelet.
+    // `kubectl annotate` is repeated, each time followed by a restart of the kubelet.
     for (n, when) in ["once", "twice"].into_iter().enumerate() {
         pod.spec.annotations.insert("team".to_owned(), when.to_owned());
         let when = format!("annotated {when}");
@@ -115,9 +115,9 @@ async fn annotated_pod_still_has_its_images() {
         assert_eq!(run_until_word(&mut kubelet, &mut pod, &container, &name, "old").await, id);
         assert_eq!(registry.asked(), Vec::<String>::new(), "{when}");
         kubelet.restart();
-        let when = format!("{when}, and the kubelet restarted");
+        let when = format!("{when}, after a restart of the kubelet");
         assert_eq!(assert_present(&mut kubelet, &registry, &pod, &name, &when).await, id);
-        // The first container after the kubelet's restart brings the current annotations.
+        // The first container after the restart brings the current annotations.
         assert_eq!(
             run_until_word(&mut kubelet, &mut pod, &format!("more{n}"), &name, "old").await,
             id
@@ -134,7 +134,7 @@ async fn annotated_pod_still_has_its_images() {
 
 /// Verifies I19.
 #[tokio::test]
-async fn pod_of_the_node_is_not_given_the_image_of_a_cell() {
+async fn pod_on_the_node_does_not_get_the_image_of_a_cell() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("app:1", &image_with_word("old"));
@@ -143,13 +143,13 @@ async fn pod_of_the_node_is_not_given_the_image_of_a_cell() {
     let mut by_class = sandbox_by_class(&mut kubelet, "by-class").await;
     run_until_word(&mut kubelet, &mut by_class, "main", &name, "old").await;
     registry.asked();
-    // Its annotations equal those of the pod in the cell, except the kubelet's own.
+    // The annotations equal those of the pod in the cell, except for the kubelet's own.
     let local = Pod::new("local").container(Container::of_image("main", &name));
     let config = kubelet.prepare(&local);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     assert_eq!(kubelet.image_status(&local, &name).await.unwrap(), None);
-    // After its restart, the kubelet asks with unknown annotations. Whatever the answer, the pod
-    // runs by its next attempt at the latest.
+    // After its restart, the kubelet sends annotations that the daemon does not know. Whatever the
+    // daemon answers, the pod must run by its next attempt at the latest.
     kubelet.restart();
     let running = kubelet.running(&local, config, sandbox);
     let created = wait_until("the container is created on the node", LIMIT, async || {

@@ -1,4 +1,4 @@
-//! Repeated kills of the processes that write, carry and keep logs.
+//! Repeated kills of the processes that write, transfer and store logs.
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -13,17 +13,17 @@ use crate::cell::{
     storage::disks::Disk,
 };
 
-/// Log lines in total. `LOG_LINES` in the environment overrides it.
+/// The total number of log lines. The environment variable `LOG_LINES` overrides it.
 const LINES: usize = 200_000;
-/// Blocks that the lines are written in.
+/// The number of blocks in which the lines are written.
 const BLOCKS: usize = 8;
 
-/// Returns the length of the log, in bytes.
+/// Returns the length of a container's log, in bytes.
 fn log_length_bytes(container: &RunningContainer) -> u64 {
     std::fs::metadata(&container.log).map_or(0, |metadata| metadata.len())
 }
 
-/// Returns the text of the last complete line, without reading the whole file.
+/// Returns the text of the last complete line without reading the whole file.
 fn last_line(container: &RunningContainer) -> Option<String> {
     let mut file = std::fs::File::open(&container.log).ok()?;
     file.seek(SeekFrom::Start(log_length_bytes(container).saturating_sub(4096))).ok()?;
@@ -34,7 +34,7 @@ fn last_line(container: &RunningContainer) -> Option<String> {
     LogLine::parse_all(&[last, b"\n"].concat()).pop().map(|line| line.text)
 }
 
-/// Lets the container write its next block.
+/// Allows the container to write its next block.
 async fn release_block(kubelet: &mut Kubelet, container: &RunningContainer, block: usize) {
     let file = format!("/tmp/go{block}");
     wait_until("the next block is released", LIMIT, async || {
@@ -45,7 +45,7 @@ async fn release_block(kubelet: &mut Kubelet, container: &RunningContainer, bloc
 
 /// Verifies X2.
 #[tokio::test]
-async fn no_line_is_lost_or_doubled_by_kills() {
+async fn kills_neither_lose_nor_duplicate_log_lines() {
     let lines =
         std::env::var("LOG_LINES").ok().and_then(|lines| lines.parse().ok()).unwrap_or(LINES);
     let block = lines / BLOCKS;
@@ -66,8 +66,8 @@ async fn no_line_is_lost_or_doubled_by_kills() {
     for part in 0..BLOCKS {
         let before = log_length_bytes(&main);
         release_block(&mut kubelet, &main, part).await;
-        // Within a block the daemon or the agent is killed, and in some blocks the node's
-        // containerd.
+        // Within a block, the daemon or the agent is killed. In some blocks, the node's containerd
+        // is killed too.
         let middle = before + 20 * block as u64;
         wait_until("half of the block has arrived", limit, async || {
             (log_length_bytes(&main) >= middle).then_some(())
@@ -91,8 +91,8 @@ async fn no_line_is_lost_or_doubled_by_kills() {
         if part % 4 == 1 {
             node.start_containerd().await;
         }
-        // containerd is killed between blocks only: output that it has read but not written is lost
-        // with it, as on any node.
+        // The cell's containerd is killed only between blocks: as on any node, output that
+        // containerd has read but not written is lost.
         kill9(&processes(&["containerd", "containerd.toml", &cell]));
     }
     ending.release().await;
@@ -105,10 +105,10 @@ async fn no_line_is_lost_or_doubled_by_kills() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Lines that exceed the disk of [`ended_on_a_full_disk`].
+/// A number of lines that does not fit on the disk of [`ended_on_a_full_disk`].
 const LINES_BEYOND_DISK: usize = 20_000;
 
-/// Runs a container that writes more than the node's disk holds, and exits.
+/// Runs a container that exits after writing more than the node's disk holds.
 async fn ended_on_a_full_disk<'a>(node: &'a Node) -> (Disk, Kiyot<'a>, kiyot_testkit::RunningPod) {
     let disk = Disk::mount(&node.pod_logs(), "size=256k");
     let kiyot = Kiyot::start(node, options()).await;
@@ -146,7 +146,7 @@ async fn rest_of_an_ended_containers_log_arrives_after_a_kill() {
     let (disk, mut kiyot, running) = ended_on_a_full_disk(&node).await;
     let mut kubelet = kiyot.kubelet().await;
     let main = running.container("main").clone();
-    // The container reads EXITED with an incomplete log: a full disk must not block its exit.
+    // The container reads EXITED while its log is incomplete: a full disk must not delay the exit.
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 3);
     assert!(kubelet.log_lines(&main).len() < LINES_BEYOND_DISK);
     kiyot.kill9();
@@ -155,8 +155,8 @@ async fn rest_of_an_ended_containers_log_arrives_after_a_kill() {
     let kubelet_now = kiyot.kubelet().await;
     kubelet_now.logged(&main, &format!("line {LINES_BEYOND_DISK}")).await;
     assert_log_complete(&kubelet_now, &main);
-    // The log is complete now. Once that is recorded, a file that the kubelet removes is not
-    // written again.
+    // The log is complete now. After that is recorded, a log file that the kubelet removes must not
+    // be written again.
     wait_until("the complete log is recorded", LIMIT, async || {
         kiyot.log().contains("log of an exited container complete").then_some(())
     })
@@ -176,7 +176,7 @@ async fn rest_of_an_ended_containers_log_arrives_after_a_kill() {
     assert_nothing_left(node);
 }
 
-/// Returns a value if the pod's cell takes calls: a further attempt can be created and started.
+/// Returns `Some` if the pod's cell takes calls, tested by creating another container.
 async fn cell_answers(kubelet: &mut Kubelet, running: &kiyot_testkit::RunningPod) -> Option<()> {
     let mut second = running.spec.containers[0].clone();
     second.name = "second".to_owned();
@@ -236,7 +236,7 @@ async fn exit_missed_by_a_killed_daemon_is_reported_with_the_whole_log() {
     kiyot.kill9();
     wait_for_cell_log(&kiyot, &main, &format!("line {LINES_BEYOND_DISK}")).await;
     ending.release().await;
-    // The cell's shim sees the exit, and can't report it.
+    // The cell's shim sees the exit, but the frozen agent can't report it.
     ending.wait_until_exited().await;
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;

@@ -1,5 +1,5 @@
-//! Reboots of the node, simulated by a store and a cell with another boot id, and the end of all
-//! that a reboot ends.
+//! Reboots of the node. A reboot is simulated by ending everything that it ends, and by another
+//! boot id in the store and the cell.
 
 use std::fs;
 
@@ -40,7 +40,7 @@ async fn reboot_ends_pods_and_releases_addresses() {
     })
     .await;
     kiyot_testkit::output("ip", &["netns", "delete", &format!("kiyot-{cell}")]).unwrap();
-    // The boot id changes.
+    // A reboot changes the boot id.
     let store = Store::open(&kiyot.state()).await.unwrap();
     let (key, record) = store.load::<records::Cell>(Table::Cells).await.unwrap().remove(0);
     assert!(!record.boot_id.is_empty());

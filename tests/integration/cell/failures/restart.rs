@@ -1,4 +1,4 @@
-//! Restarts of the daemon, which pods do not notice.
+//! Restarts of the daemon, which do not affect pods.
 
 use kiyot_testkit::{Kiyot, LIMIT, Node, cri, wait_until};
 
@@ -96,12 +96,12 @@ async fn half_made_pod_is_joined_by_the_kubelets_retry() {
     let result = call.await.unwrap();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
-    // Either the kubelet received an id before the kill, and the pod is listed, or it received
-    // none, and nothing is listed.
+    // If the kubelet received an id before the kill, the pod must be listed. Otherwise the sandbox
+    // may have been recorded.
     let listed = kubelet.sandboxes().await.unwrap();
     match result {
         Ok(id) => assert!(listed.iter().any(|sandbox| sandbox.id == id)),
-        // If the sandbox was recorded but not reported, the kubelet's retry must get it.
+        // A recorded sandbox is returned to the kubelet's retry.
         Err(_) => assert!(listed.len() <= 1),
     }
     let running = kubelet.run_pod(&spec).await.unwrap();

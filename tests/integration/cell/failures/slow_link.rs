@@ -1,4 +1,4 @@
-//! Distant cell: a link with little bandwidth and high latency between agent and gateway.
+//! Distant cells: a link with low bandwidth and high latency between agent and gateway.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use kiyot_testkit::{
 
 use crate::cell::{WAIT, options, remove_and_assert_clean};
 
-/// The rate and the delay of each direction.
+/// The rate and the latency of each direction.
 const RATE: Rate = Rate::new(512 * 1024, Duration::from_millis(100));
 
 /// Verifies L9.
@@ -37,11 +37,10 @@ async fn pod_behind_a_slow_link_works() {
             )
             .mount("settings", "/settings"),
         );
-    // Its image is copied over the slow link, too.
+    // The image is copied over the slow link too.
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").clone();
-    // While its log is copied, calls are answered, both those that need the cell and those that do
-    // not.
+    // Calls are answered while the log is copied, whether the cell answers them or the daemon does.
     assert_eq!(kubelet.exec_sync(&main.id, &["echo", "here"]).await.unwrap().stdout, "here\n");
     assert!(kubelet.sandboxes().await.unwrap().iter().any(|listed| listed.id == running.sandbox));
     kubelet.logged(&main, "line 4000 of many").await;
@@ -73,14 +72,14 @@ async fn pod_behind_a_slow_link_works() {
         kubelet.runtime.container_stats(request).await.ok()?.into_inner().stats?.memory
     })
     .await;
-    // All bytes took the slow link, and not the gateway's own socket.
+    // All bytes have used the slow link, not the gateway's own socket.
     assert!(link.carried(Direction::Down) > 2 * 512 * 1024);
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
 /// Verifies L23.
 #[tokio::test]
-async fn link_that_stalls_beyond_the_silence_limit_loses_and_doubles_no_log_line() {
+async fn link_that_stalls_beyond_the_silence_limit_neither_loses_nor_duplicates_log_lines() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let link = Relay::before_gateway(&kiyot.state(), Rate::UNLIMITED);
@@ -95,7 +94,7 @@ async fn link_that_stalls_beyond_the_silence_limit_loses_and_doubles_no_log_line
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").clone();
     kubelet.logged(&main, "line 50 of many").await;
-    // Lines are on their way when it begins, and are written while it lasts.
+    // Lines are in flight when the stall begins, and the container writes more during the stall.
     link.stall();
     let connections = link.connections();
     wait_for("the agent dials again", || link.connections() > connections).await;

@@ -15,8 +15,8 @@ use crate::cell::{
     options, pod, remove_and_assert_clean,
 };
 
-/// Prints credentials, limits, names and masked paths of a process. The core dump limit is left
-/// out: the daemon sets it in a cell (docs/differences.md).
+/// Prints credentials, limits, names and masked paths of a process. Leaves out the core dump limit,
+/// because the daemon sets it in a cell (docs/differences.md).
 const INSPECT_SCRIPT: &str = "\
     id -u; id -g; id -G; grep -E '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status; \
     touch /new 2>&1; hostname; echo $HOSTNAME; cat /etc/hostname /etc/resolv.conf; \
@@ -27,7 +27,7 @@ const INSPECT_SCRIPT: &str = "\
 
 type Change = fn(&mut cri::LinuxContainerSecurityContext);
 
-/// Containers by name, with the change that each makes to the security context.
+/// Containers by name, each with its change of the security context.
 const CONTEXTS: [(&str, Change); 5] = [
     ("usual", |_| {}),
     ("user", |context| {
@@ -59,7 +59,7 @@ fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurit
     config.linux.get_or_insert_default().security_context.get_or_insert_default()
 }
 
-/// Runs a pod with all containers of [`CONTEXTS`] and returns the output of [`INSPECT_SCRIPT`] by
+/// Runs a pod with all containers of [`CONTEXTS`]. Returns the output of [`INSPECT_SCRIPT`] by
 /// container.
 async fn inspect(kubelet: &mut Kubelet, spec: &Pod) -> (RunningPod, HashMap<&'static str, String>) {
     let config = kubelet.prepare(spec);
@@ -129,7 +129,7 @@ async fn process_in_a_cell_has_the_permissions_of_the_node() {
 
 /// Verifies U5.
 #[tokio::test]
-async fn processes_are_shared_if_the_pod_says_so() {
+async fn processes_are_shared_if_the_pod_requests_it() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -253,7 +253,7 @@ async fn host_resources_absent_in_a_cell_are_refused_by_name() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Reads a cgroup limit from its file of version 2, or else of version 1.
+/// Reads a cgroup limit from its file of version 2, or otherwise of version 1.
 async fn cgroup_limit(
     kubelet: &mut Kubelet,
     container: &str,
@@ -267,7 +267,7 @@ async fn cgroup_limit(
 
 /// Verifies U6.
 #[tokio::test]
-async fn resources_are_changed_while_it_runs() {
+async fn resources_of_a_running_container_are_changed() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -297,7 +297,7 @@ async fn resources_are_changed_while_it_runs() {
     assert_eq!(memory(&mut kubelet).await, (128 << 20).to_string());
     let quota = cgroup_limit(&mut kubelet, &main, "cpu.max", "cpu/cpu.cfs_quota_us").await;
     assert!(quota == "50000" || quota == "50000 100000", "{quota}");
-    // Not every containerd reports resources.
+    // Some versions of containerd report no resources.
     if let Some(resources) = kubelet
         .container_status(&main)
         .await

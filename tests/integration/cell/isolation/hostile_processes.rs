@@ -10,13 +10,13 @@ use crate::cell::{
     WAIT, assert_nothing_left, failures::faults::processes, options, pod, remove_and_assert_clean,
 };
 
-/// Script of a fork bomb.
+/// A fork bomb.
 const FORK_BOMB: &str =
     "bomb() { while :; do bomb & done; }; bomb & echo begun; while :; do wait; done";
-/// Processes that the pod may have, from the kubelet's `podPidsLimit`.
+/// The maximal number of processes of the pod, as set by the kubelet's `podPidsLimit`.
 const PIDS_LIMIT: u32 = 200;
 
-/// Limits a pod's processes in its cgroup, as the kubelet does before it runs the sandbox.
+/// Limits a pod's processes by its cgroup, as the kubelet does before it runs the sandbox.
 fn limit_pids(config: &cri::PodSandboxConfig) {
     let parent = config.linux.as_ref().unwrap().cgroup_parent.trim_start_matches('/').to_owned();
     let mut root = std::path::PathBuf::from("/sys/fs/cgroup");
@@ -35,7 +35,7 @@ fn limit_pids(config: &cri::PodSandboxConfig) {
 
 /// Verifies N18.
 #[tokio::test]
-async fn fork_bomb_ends_with_its_pod_and_no_other_notices() {
+async fn fork_bomb_ends_with_its_pod_and_harms_no_other_pod() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -50,7 +50,7 @@ async fn fork_bomb_ends_with_its_pod_and_no_other_notices() {
     kubelet.start_container(&created.id).await.unwrap();
     running.containers.insert("main".to_owned(), created.clone());
     kubelet.logged(&created, "begun").await;
-    // Its cell ends as on a node failure: no agent stops its containers first.
+    // The cell ends as after a failure of the node: no agent stops its containers first.
     let bomb = kiyot.cells().into_iter().find(|cell| *cell != calm).unwrap();
     crate::cell::failures::faults::kill9(&processes(&["kiyot-cell agent", &bomb]));
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() };
@@ -84,7 +84,7 @@ async fn pod_that_claims_another_cell_stays_and_the_other_cell_ends() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &claimant).await;
 }
 
-/// Runs a script as soon as the cell answers.
+/// Runs a script, and repeats it until the cell answers.
 async fn run_when_connected(
     kubelet: &mut Kubelet,
     container: &str,
@@ -96,8 +96,8 @@ async fn run_when_connected(
     .await
 }
 
-/// Returns the PID, as seen in the pod, of the cell's process whose command line begins with
-/// `begin`.
+/// Returns the PID in the pod's namespace of the process whose command line begins with
+/// `command_line`.
 async fn pid_in_pod(kubelet: &mut Kubelet, container: &str, command_line: &str) -> String {
     let script = format!(
         "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline | grep -q '^{command_line}' && \
@@ -112,7 +112,7 @@ async fn pid_in_pod(kubelet: &mut Kubelet, container: &str, command_line: &str) 
 
 /// Verifies N18.
 #[tokio::test]
-async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
+async fn pod_that_sees_its_cells_processes_harms_only_its_cell() {
     let node = Node::start().await;
     let policy = "[backends.milpa.policy]\nhost_pid = \"cell\"\n".to_owned();
     let kiyot = Kiyot::start(&node, KiyotOptions { sections: policy, ..options() }).await;
@@ -123,7 +123,7 @@ async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
     let running = kubelet.run_pod(&spec).await.unwrap();
     let main = running.container("main").id.clone();
 
-    // Without hostPID, only the container's own processes are visible.
+    // Without hostPID, a container sees only its own processes.
     let other = &neighbour.container("main").id;
     let process_names =
         run_when_connected(&mut kubelet, other, "cat /proc/[0-9]*/comm | sort -u").await.stdout;
@@ -135,7 +135,7 @@ async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
     let agent = pid_in_pod(&mut kubelet, &main, "kiyot-cell agent").await;
     let containerd = pid_in_pod(&mut kubelet, &main, "[^ ]*containerd --config").await;
     for process in ["1", &agent, &containerd] {
-        // Each of these needs the permission to trace the process.
+        // Each of these commands needs the permission to trace the process.
         for reach in [
             "head -c 1 /proc/P/mem",
             "cat /proc/P/environ",
@@ -153,7 +153,7 @@ async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
         let output = run_when_connected(&mut kubelet, &main, &script).await;
         assert_ne!(output.code, 0, "{output:?}");
     }
-    // The cell's first process can't be signalled, and restarts the others.
+    // The first process of the cell can't be signalled, and restarts the other two.
     for process in ["1", &agent, &containerd] {
         let _ = kubelet.exec_sync(&main, &["kill", "-9", process]).await;
     }
@@ -169,7 +169,7 @@ async fn pod_with_its_cells_processes_harms_no_more_than_its_cell() {
     let here = run_when_connected(&mut kubelet, other, "echo here").await;
     assert_eq!(here.stdout, "here\n");
 
-    // A stopped agent does not answer. Its pod is ended nevertheless.
+    // A stopped agent does not answer, but its pod still ends.
     let agent = pid_in_pod(&mut kubelet, &main, "kiyot-cell agent").await;
     let _ = kubelet.exec_sync(&main, &["kill", "-STOP", &agent]).await;
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: running.sandbox.clone() };

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cell::{WAIT, options, remove_and_assert_clean};
 
-/// Settings by which the node's containerd is unlike containerd's defaults.
+/// Settings of the node's containerd that differ from containerd's defaults.
 const SETTINGS: &str = "\
 max_container_log_line_size = 1000
 ignore_image_defined_volumes = true
@@ -20,7 +20,7 @@ drain_exec_sync_io_timeout = \"7s\"
 async fn settings_of_the_nodes_containerd_hold_in_a_cell() {
     let node = Node::start().await;
     let mut spec: Value = serde_json::from_str(&node.ctr(&["oci", "spec"])).unwrap();
-    // Go raises the soft limit of runc's own process to the hard one, which an exec may inherit.
+    // Go raises the soft limit of runc's own process to the hard limit, and an exec may inherit it.
     spec["process"]["rlimits"] = json!([{ "type": "RLIMIT_NOFILE", "hard": 1000, "soft": 1000 }]);
     let base = node.directory().join("base.json");
     fs::write(&base, spec.to_string()).unwrap();

@@ -1,4 +1,4 @@
-//! Pods that request host namespaces and privileges, under the policy `cell`.
+//! Pods that request host namespaces and privileges, with the policy `cell`.
 
 use std::fs;
 
@@ -14,10 +14,10 @@ use crate::cell::{
     streaming::network::{http_response, node_address},
 };
 
-/// Script of a web server.
+/// A script that serves a page.
 const SERVER_SCRIPT: &str =
     "mkdir -p /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
-/// Prints the namespaces of a process.
+/// Prints the namespaces of the own process.
 const PRINT_NAMESPACES: &str = "for name in net ipc pid uts; do readlink /proc/self/ns/$name; done";
 
 fn options_with_own_namespaces() -> KiyotOptions {
@@ -48,7 +48,7 @@ async fn host_namespaces_become_those_of_the_cell() {
         .container(Container::script("main", SERVER_SCRIPT))
         .container(Container::script("other", WAIT));
     (spec.host_network, spec.host_pid) = (true, true);
-    // With hostNetwork, the API server sets both ports to the same number.
+    // For hostNetwork, the API server sets both ports to the same number.
     spec.ports =
         vec![cri::PortMapping { container_port: 8080, host_port: 8080, ..Default::default() }];
     let mut config = kubelet.prepare(&spec);
@@ -89,8 +89,8 @@ async fn host_namespaces_become_those_of_the_cell() {
     let (main, other) =
         (running.container("main").id.clone(), running.container("other").id.clone());
 
-    // The kubelet gets the namespaces that it requested, and the cell's address: nothing of the pod
-    // listens on the node's.
+    // The status has the requested namespaces, and the address of the cell: the pod does not listen
+    // on the node's address.
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
     assert_eq!(status.linux.unwrap().namespaces.unwrap().options, requested);
     let ip = address(&mut kubelet, &running.sandbox).await;
@@ -98,14 +98,15 @@ async fn host_namespaces_become_those_of_the_cell() {
         http_response(&ip, 8080).ok().filter(|page| page.ends_with("served\n"))
     })
     .await;
-    // A port of the node leads to the pod, as a pod with hostNetwork expects.
+    // A port of the node leads to the pod, because a pod with hostNetwork expects its ports on the
+    // node.
     let at_node = node_address(&ip);
     wait_until("the node's port answers", LIMIT, async || {
         http_response(&at_node, 8080).ok().filter(|page| page.ends_with("served\n"))
     })
     .await;
 
-    // Both containers share their namespaces, and none is the node's.
+    // Both containers have the same namespaces, and these are not the node's.
     let cell_namespaces =
         lines(&kubelet.exec_sync(&main, &["sh", "-c", PRINT_NAMESPACES]).await.unwrap().stdout);
     let there =
@@ -114,7 +115,7 @@ async fn host_namespaces_become_those_of_the_cell() {
     for (cell_namespace, node_namespace) in cell_namespaces.iter().zip(node_namespaces()) {
         assert_ne!(*cell_namespace, node_namespace);
     }
-    // The cell's processes are visible, and those of the node, such as this test, are not.
+    // Processes of the cell are visible. Processes of the node, such as this test, are not.
     let seen =
         kubelet.exec_sync(&main, &["sh", "-c", "cat /proc/[0-9]*/comm"]).await.unwrap().stdout;
     assert!(
@@ -123,7 +124,7 @@ async fn host_namespaces_become_those_of_the_cell() {
     );
     let this_process = fs::read_to_string("/proc/self/comm").unwrap();
     assert!(!seen.lines().any(|name| name == this_process.trim() || name == "kiyot"), "{seen}");
-    // The cell's shared memory is not the node's.
+    // The shared memory is the cell's, not the node's.
     let mark = format!("kiyot-test-{}", kiyot.pid());
     kubelet.exec_sync(&main, &["touch", &format!("/dev/shm/{mark}")]).await.unwrap();
     assert_eq!(
@@ -132,7 +133,7 @@ async fn host_namespaces_become_those_of_the_cell() {
         "containers with hostIPC share /dev/shm"
     );
     assert!(!std::path::Path::new("/dev/shm").join(&mark).exists());
-    // The host name is the node's, as with hostNetwork on a node, and the hosts file is the
+    // As with hostNetwork on a node, the host name is the node's and the hosts file is the
     // kubelet's.
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     assert_eq!(kubelet.exec_sync(&main, &["hostname"]).await.unwrap().stdout.trim(), name);
@@ -161,7 +162,7 @@ async fn host_access_that_a_cell_can_not_contain_is_refused_with_the_reason() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options_with_own_namespaces()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // Logged at the start, before the first pod that uses it.
+    // The warnings are logged at the start, before a pod uses the policy.
     for key in ["privileged", "host_users"] {
         assert!(
             kiyot.log().contains(&format!("policy.{key} is \"cell\", but cells of the provider"))
@@ -207,8 +208,8 @@ async fn host_access_that_a_cell_can_not_contain_is_refused_with_the_reason() {
     kubelet.forget(&mapped);
     assert_eq!(kiyot.cells(), Vec::<String>::new(), "no cell was launched");
 
-    // A container that sees the cell's processes must not reach their open files, which are the
-    // node's.
+    // A container that sees the cell's processes must not reach their open files, because these are
+    // files of the node.
     let mut nosy = pod("nosy", WAIT);
     nosy.host_pid = true;
     let running = kubelet.run_pod(&nosy).await.unwrap();
@@ -226,7 +227,7 @@ async fn host_access_that_a_cell_can_not_contain_is_refused_with_the_reason() {
         status.message().contains("SYS_PTRACE") && status.message().contains("hostPID"),
         "{status:?}"
     );
-    // Without privileges they are out of reach for root, too.
+    // A root user without privileges can't reach the open files either.
     let main = &running.container("main").id;
     let output = kubelet
         .exec_sync(main, &["sh", "-c", "id -u; ls /proc/1/root/; cat /proc/1/environ"])

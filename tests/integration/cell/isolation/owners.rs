@@ -9,7 +9,7 @@ use crate::cell::{WAIT, assert_nothing_left, is_ready, options, pod, remove_and_
 
 /// Verifies N3, X1.
 #[tokio::test]
-async fn cells_of_a_lost_store_end_and_their_pods_get_others() {
+async fn cells_of_a_lost_store_end_and_their_pods_get_new_cells() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -23,11 +23,11 @@ async fn cells_of_a_lost_store_end_and_their_pods_get_others() {
     fs::remove_file(kiyot.state().join("store.redb")).unwrap();
     kiyot.start_again().await;
 
-    // The kubelet sees no sandbox of its pods, and runs those that it still has.
+    // The kubelet sees no sandboxes of its pods, and runs the pods again.
     let mut kubelet = kiyot.kubelet().await;
     assert!(kubelet.sandboxes().await.unwrap().is_empty());
     let running = kubelet.run_pod(&again).await.unwrap();
-    assert!(!kiyot.cells().contains(&lost[0]), "the pod has never two cells");
+    assert!(!kiyot.cells().contains(&lost[0]), "the pod never has two cells");
     wait_until("the cells of the lost store have ended", LIMIT, async || {
         kiyot.cells().iter().all(|cell| !lost.contains(cell)).then_some(())
     })
@@ -47,7 +47,8 @@ async fn cells_of_a_lost_store_end_and_their_pods_get_others() {
     assert_nothing_left(node);
 }
 
-/// Makes a directory as of a cell without a record, which the daemon ends after two sightings.
+/// Makes the directory of a cell without a record. The daemon ends such a stray after two
+/// sightings.
 fn add_stray(kiyot: &Kiyot<'_>) -> String {
     let stray = CellId::mint().unwrap().to_string();
     fs::create_dir_all(kiyot.state().join("cells").join(&stray)).unwrap();
@@ -72,7 +73,7 @@ async fn two_daemons_of_a_node_end_no_cells_of_each_other() {
                 kiyot.kill9();
                 kiyot.start_again().await;
             }
-            // Once the stray has ended, each has listed all instances twice.
+            // When the stray has ended, the daemon has listed all instances twice.
             let stray = add_stray(kiyot);
             wait_until("the stray has ended", LIMIT, async || {
                 (!kiyot.cells().contains(&stray)).then_some(())

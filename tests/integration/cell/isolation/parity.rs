@@ -1,4 +1,5 @@
-//! Fates of containers, reported by a cell as by the node: each case runs on both.
+//! Ends of containers and other results, reported for a cell as for the node. Each case runs on
+//! both.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use tonic::Code;
 
 use crate::cell::{WAIT, options, remove_and_assert_clean};
 
-/// Runs a sandbox without containers on the node, and another in a cell.
+/// Runs a sandbox without containers on the node and another in a cell.
 async fn run_on_both(kubelet: &mut Kubelet, name: &str) -> [RunningPod; 2] {
     let mut pods = Vec::new();
     for spec in [Pod::new(&format!("{name}-local")), Pod::new(&format!("{name}-remote")).in_cell()]
@@ -28,7 +29,7 @@ async fn remove_both(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, [local, remote]: 
 
 type Change = fn(&mut cri::ContainerConfig);
 
-/// Creates and starts a container. The error's text has placeholders for ids, which differ.
+/// Creates and starts a container. In the text of an error, placeholders replace ids.
 async fn create_and_start(
     kubelet: &mut Kubelet,
     pod: &mut RunningPod,
@@ -65,8 +66,8 @@ async fn exits_are_reported_as_on_the_node() {
     missing.command = vec!["/no/such/program".to_owned()];
     let mut nowhere = Container::script("", "exit 0");
     nowhere.working_dir = "/etc/passwd/not/a/directory".to_owned();
-    // Each case has the grace period of its stop, if it must be stopped, and the result on the
-    // node, in containerd's words.
+    // Each case has the grace period of a stop, if the container must be stopped, and the result on
+    // the node in containerd's words.
     let cases = [
         ("completed", Container::script("", "exit 0"), None, Some((0, "Completed"))),
         ("failed", Container::script("", "exit 42"), None, Some((42, "Error"))),
@@ -82,7 +83,7 @@ async fn exits_are_reported_as_on_the_node() {
             None,
             Some((137, "OOMKilled")),
         ),
-        // The child is killed, and its parent chooses its own exit code.
+        // The child is killed. Its parent then chooses its own exit code.
         (
             "parent",
             small("sh -c 'x=$(head -c 200000000 /dev/zero | tr \"\\0\" x)'; exit 9"),
@@ -113,8 +114,8 @@ async fn exits_are_reported_as_on_the_node() {
             let end = match pod.containers.get(name) {
                 Some(created) => {
                     let status = kubelet.exited(&created.id.clone()).await;
-                    // While the child is killed, the kernel may consider too little memory freed,
-                    // and kill its parent, too.
+                    // The memory freed by the child may be too little for the kernel, which then
+                    // kills the parent too.
                     let code = if name == "parent" && status.exit_code == 137 {
                         9
                     } else {
@@ -148,7 +149,7 @@ async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
         ..ImageSpec::script(WAIT)
     };
     node.image("kiyot.test/users:1", &image).await;
-    // An unmasked /proc reaches the node's kernel: no other policy allows that.
+    // An unmasked /proc reaches the node's kernel: only this policy allows it.
     let sections = "[backends.milpa.policy]\nprivileged = \"allow\"\n".to_owned();
     let kiyot = Kiyot::start(&node, KiyotOptions { sections, ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -218,7 +219,7 @@ async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
             });
         }
         if name == "strict" && !knows_strict {
-            // The node's containerd ignores it.
+            // The node's containerd ignores the field.
             assert_eq!(outputs[1], Err(Code::Unimplemented));
             continue;
         }
@@ -241,7 +242,7 @@ async fn users_of_the_image_and_odd_limits_are_as_on_the_node() {
 
 /// Verifies U20.
 #[tokio::test]
-async fn calls_of_later_runtimes_are_answered_for_a_cell_by_name() {
+async fn calls_of_later_runtimes_are_refused_for_a_cell_by_name() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let (mut kubelet, mut direct) =
@@ -264,7 +265,7 @@ async fn calls_of_later_runtimes_are_answered_for_a_cell_by_name() {
         pod_sandbox_id: id.to_owned(),
         ..Default::default()
     };
-    // The kubelet continues without it.
+    // The kubelet tolerates this refusal.
     let refused =
         kubelet.runtime.update_pod_sandbox_resources(resources(&remote.sandbox)).await.unwrap_err();
     assert!(
@@ -272,7 +273,7 @@ async fn calls_of_later_runtimes_are_answered_for_a_cell_by_name() {
             && refused.message().contains("UpdatePodSandboxResources"),
         "{refused:?}"
     );
-    // For the node and its pods, the node's containerd answers.
+    // Calls for the node and its pods are answered by the node's containerd.
     let code = |answer: Result<(), tonic::Status>| {
         answer.map_err(|status| (status.code(), status.message().to_owned()))
     };
@@ -318,8 +319,8 @@ async fn names_and_resolv_conf_are_as_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // With setHostnameAsFQDN the kubelet sends the full name as the host name; with dnsPolicy None,
-    // the entries of dnsConfig.
+    // With setHostnameAsFQDN the kubelet sends the full name as the host name. With dnsPolicy None
+    // it sends the entries of dnsConfig.
     let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
     let dns = [
         cri::DnsConfig {
@@ -398,11 +399,11 @@ async fn stop_signal_of_a_container_is_used_as_on_the_node() {
         kubelet.stop_container(&id, 30).await.unwrap();
         ends.push((without_ids, kubelet.exited(&id).await.exit_code));
     }
-    // containerd before 2.2 ignores the stop signal, and reports none.
+    // containerd before 2.2 neither uses nor reports the stop signal.
     assert!(
         [(cri::Signal::RuntimeDefault, 7), (cri::Signal::Sigusr1, 5)].contains(&ends[0]),
         "{ends:?}"
     );
-    assert_eq!(ends[1], ends[0], "in the cell, and on the node");
+    assert_eq!(ends[1], ends[0], "in the cell (left) and on the node (right)");
     remove_both(&mut kubelet, &kiyot, pods).await;
 }

@@ -5,8 +5,8 @@ use tonic::{Code, Request};
 
 use crate::cell::{WAIT, options, pod, remove_and_assert_clean};
 
-/// Timeout of an exec, in seconds. A start that takes longer, as on a busy machine, fails with
-/// another code of containerd (`Unknown`).
+/// Timeout of an exec, in seconds. It is long enough for a busy machine: a start that takes longer
+/// fails with another code of containerd (`Unknown`).
 pub(crate) const EXEC_TIMEOUT_SECONDS: i64 = 8;
 
 /// Verifies D5.

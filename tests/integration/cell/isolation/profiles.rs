@@ -1,4 +1,4 @@
-//! Kernel security profiles from the node's files or loaded on the node, in a cell and on the node.
+//! Security profiles, from the node's files or loaded into its kernel, in a cell and on the node.
 
 use std::{
     collections::BTreeSet,
@@ -15,11 +15,11 @@ use tonic::Code;
 
 use crate::cell::{WAIT, options, remove_and_assert_clean};
 
-/// Seccomp profile that allows everything but creating directories.
+/// A seccomp profile that forbids only creating directories.
 const NO_DIRECTORIES: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64"],
     "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}]}"#;
 
-/// Seccomp profile that allows everything.
+/// A seccomp profile that allows everything.
 const ANYTHING: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW"}"#;
 
 fn context(config: &mut cri::ContainerConfig) -> &mut cri::LinuxContainerSecurityContext {
@@ -37,7 +37,7 @@ async fn run_sandbox(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
     run_sandbox_with(kubelet, spec, |_| {}).await
 }
 
-/// Runs a sandbox with a changed config.
+/// Runs a sandbox with a changed configuration.
 async fn run_sandbox_with(
     kubelet: &mut Kubelet,
     spec: &Pod,
@@ -83,7 +83,7 @@ async fn seccomp_profile_of_the_node_applies_in_a_cell() {
     kubelet.stop_and_remove(&local).await.unwrap();
     let mut spec = spec.in_cell();
     spec.attempt = 1;
-    // Kubelets give sandboxes the default profile, other clients any.
+    // Kubelets give sandboxes the default profile; other clients may give any profile.
     let of_sandbox = directory.join("any.json").to_str().unwrap().to_owned();
     fs::write(&of_sandbox, ANYTHING).unwrap();
     let mut running = run_sandbox_with(&mut kubelet, &spec, |context| {
@@ -93,7 +93,7 @@ async fn seccomp_profile_of_the_node_applies_in_a_cell() {
     let in_cell = run(&mut kubelet, &mut running).await;
     assert_eq!(in_cell, on_node);
     assert!(in_cell.stdout.contains("Operation not permitted\nfine\nSeccomp:\t2"), "{in_cell:?}");
-    // The cell has its own copy, because cells read no files of the node.
+    // The cell has a copy of the profile, because cells read no files of the node.
     let copies =
         fs::read_dir(kiyot.state().join("cells").join(kiyot.cells().remove(0)).join("pod/seccomp"))
             .unwrap();
@@ -164,7 +164,7 @@ async fn app_armor_profile_is_treated_as_on_the_node() {
     }
     let (on_node, in_cell) = answers.split_at(3);
     assert_eq!(in_cell, on_node);
-    // Without AppArmor in the kernel, containerd refuses the default profile, too.
+    // If the kernel has no AppArmor, containerd refuses the default profile too.
     assert!(on_node[1].1.is_ok() && on_node[2].1.is_err(), "{on_node:?}");
 }
 
@@ -180,7 +180,7 @@ async fn volumes_belong_to_the_pods_group() {
         .volume("scratch", Source::EmptyDir { memory: false })
         .volume("memory", Source::EmptyDir { memory: true });
     let config = kubelet.prepare(&spec);
-    // The kubelet's SetVolumeOwnership does this for fsGroup 2345.
+    // The kubelet's SetVolumeOwnership makes these changes for fsGroup 2345.
     for volume in &spec.volumes {
         let directory = volumes::path(&kubelet.pod_directory(&spec.uid), volume);
         chown(&directory, None, Some(2345)).unwrap();

@@ -1,11 +1,11 @@
-//! Refusals by name of unsupported requests, without a launch.
+//! Requests that a cell does not support: they are refused by name, without a launch.
 
 use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, Source, cri};
 use tonic::Code;
 
 use crate::cell::{WAIT, options, pod};
 
-/// Returns the error of a pod, which must leave no cell.
+/// Returns the error of a pod. Asserts that no cell is launched for the pod.
 async fn run_refused(kubelet: &mut Kubelet, kiyot: &Kiyot<'_>, pod: &Pod) -> tonic::Status {
     let status = kubelet.run_pod(pod).await.expect_err("the pod is refused");
     assert_eq!(kiyot.cells(), Vec::<String>::new(), "no cell was launched");
@@ -134,7 +134,7 @@ async fn capability_that_reaches_the_kernel_is_refused_by_name() {
         Code::InvalidArgument,
         &["main", "procMount: Unmasked", "policy.privileged"],
     );
-    // Requests that the cell's namespaces contain are granted.
+    // Requests that the cell's namespaces can contain are granted.
     let created = kubelet
         .create_container_with(&running, &container, 0, |config| {
             context(config).capabilities.get_or_insert_default().add_capabilities =
@@ -148,7 +148,7 @@ async fn capability_that_reaches_the_kernel_is_refused_by_name() {
 
 /// Verifies R9.
 #[tokio::test]
-async fn client_that_masks_no_paths_leaves_the_kernels_closed() {
+async fn kernel_paths_stay_masked_whatever_paths_a_client_masks() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -236,7 +236,7 @@ async fn fields_that_the_cells_containerd_ignores_are_refused_by_name() {
         uid_mappings: vec![cri::IdMapping { host_id: 100_000, container_id: 0, length: 65_536 }],
         ..on_volume("/mapped")
     };
-    // The containerd of this machine does not know image volumes; a later version mounts them.
+    // The containerd of this machine may not support image volumes; later versions mount them.
     let executable =
         cri::Mount { mount_options: vec!["noexec".to_owned()], ..on_volume("/executable") };
     let knows_options = kubelet

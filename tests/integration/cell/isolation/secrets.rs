@@ -1,4 +1,4 @@
-//! Secrets of pods and of the daemon: neither on a disk nor in a core dump.
+//! Secrets of pods and of the daemon, which are neither on a disk nor in a core dump.
 
 use std::{
     fs,
@@ -48,10 +48,10 @@ async fn environment_of_a_pod_is_in_no_file_on_disk() {
     let shown = kubelet.exec_sync(&main, &["sh", "-c", "echo $KIYOT_TEST_KEY"]).await.unwrap();
     assert_eq!(shown.stdout.trim(), value);
     assert_eq!(files_with(&kiyot.state(), value.as_bytes()), Vec::<PathBuf>::new());
-    // Control: the search covers containerd's content store.
+    // This control shows that the search includes containerd's content store.
     assert!(!files_with(&kiyot.state(), b"schemaVersion").is_empty());
 
-    // A restarted containerd of the cell still knows its containers.
+    // The restarted containerd of the cell still knows its containers.
     let cell = kiyot.cells().remove(0);
     let containerd = || processes(&["containerd", "containerd.toml", &cell]);
     crate::cell::failures::faults::kill9(&containerd());
@@ -63,7 +63,7 @@ async fn environment_of_a_pod_is_in_no_file_on_disk() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Returns the soft and the hard core dump limit of a process.
+/// Returns the soft limit and the hard limit of a process for core dumps.
 fn core_limits(pid: &str) -> (String, String) {
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
     let line = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
@@ -86,12 +86,12 @@ async fn processes_with_secrets_are_not_dumped_and_containers_may_be() {
             assert_eq!(core_limits(&pid).0, "0", "{role}");
         }
     }
-    // If core dumps are piped to a program, the kernel ignores the limit.
+    // The kernel ignores the limit if core dumps are piped to a program.
     let pid = kiyot.pid().to_string();
     command::run("prlimit", &["--pid", &pid, "--core=unlimited"]);
-    // A shell has its background jobs ignore SIGQUIT, so that is not the signal.
+    // SIGABRT is used because background jobs of a shell ignore SIGQUIT.
     command::run("kill", &["-ABRT", &pid]);
-    // Without SIGTERM: the daemon could exit by it before the thread with SIGABRT runs.
+    // No SIGTERM is sent: the daemon could exit by SIGTERM before the thread with SIGABRT runs.
     let status = kiyot.wait().await;
     assert_eq!((status.signal(), status.core_dumped()), (Some(6), false));
     kiyot.start_again().await;

@@ -1,4 +1,4 @@
-//! Local users at the daemon's sockets, with the directory's mode of the shipped unit.
+//! Local users at the daemon's sockets. The directory has the mode that the shipped unit sets.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -24,11 +24,11 @@ use tower::service_fn;
 
 use crate::cell::{operator::admin_versions::call, options, pod, remove_and_assert_clean};
 
-/// User and group of `nobody`.
+/// The user and the group `nobody`.
 const STRANGER: (u32, u32) = (65_534, 65_534);
-/// A user in the group `daemon`.
+/// A user whose group is `daemon`.
 const MEMBER: (u32, u32) = (65_534, 1);
-/// Methods that members of the group may call.
+/// The methods that members of the group may call.
 const READING: [&str; 9] = [
     "Version",
     "ListPods",
@@ -41,7 +41,7 @@ const READING: [&str; 9] = [
     "Plan",
 ];
 
-/// Runs a function with the rights of a user alone.
+/// Runs a function with only the rights of a user.
 fn run_as<T: Send>((user, group): (u32, u32), run: impl FnOnce() -> T + Send) -> T {
     let limited = || {
         let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
@@ -53,7 +53,8 @@ fn run_as<T: Send>((user, group): (u32, u32), run: impl FnOnce() -> T + Send) ->
     thread::scope(|scope| scope.spawn(limited).join().unwrap())
 }
 
-/// Gives a daemon's directory the mode that the unit gives to /run/kiyot. Returns its path.
+/// Gives a daemon's directory the mode that the unit gives to /run/kiyot. Returns the path of the
+/// directory.
 pub(crate) fn as_shipped(kiyot: &Kiyot<'_>) -> PathBuf {
     let directory = kiyot.socket().parent().unwrap().to_owned();
     let set_mode = |path: &Path, mode| {
@@ -62,7 +63,7 @@ pub(crate) fn as_shipped(kiyot: &Kiyot<'_>) -> PathBuf {
     let unit = include_str!("../../../../config/kiyot.service");
     let mode = unit.lines().find_map(|line| line.strip_prefix("RuntimeDirectoryMode=")).unwrap();
     set_mode(&directory, u32::from_str_radix(mode, 8).unwrap());
-    // As /run.
+    // The parent directory has the mode of /run.
     set_mode(directory.parent().unwrap(), 0o755);
     directory
 }
@@ -75,7 +76,7 @@ async fn start(node: &Node) -> (Kiyot<'_>, PathBuf) {
     (kiyot, directory)
 }
 
-/// Returns the locks that a user gets of the files in a daemon's directory.
+/// Returns the locks that a user can get of files in a daemon's directory.
 fn locks(user: (u32, u32), directory: &Path) -> Vec<(&'static str, File)> {
     let names = [".", "kiyot.sock.lock", "admin.sock.d", "admin.sock.d/socket.lock"];
     run_as(user, || {
@@ -130,7 +131,7 @@ async fn member_of_the_group_reads_and_changes_nothing() {
 
 /// Verifies O24, X50.
 #[tokio::test]
-async fn stranger_opens_locks_and_makes_nothing() {
+async fn stranger_opens_locks_and_creates_nothing() {
     let node = Node::start().await;
     let (_kiyot, directory) = start(&node).await;
     assert!(locks(STRANGER, &directory).is_empty());
@@ -172,13 +173,13 @@ async fn locks_that_users_get_delay_no_start() {
 
 /// Verifies O24, X50.
 #[tokio::test]
-async fn admin_socket_that_waits_or_is_taken_keeps_no_pod_from_running() {
+async fn admin_socket_that_waits_or_is_taken_prevents_no_pod() {
     let node = Node::start().await;
     let (mut kiyot, directory) = start(&node).await;
     kiyot.stop().await;
-    assert!(fs::symlink_metadata(directory.join("admin.sock")).is_err(), "the link ends");
+    assert!(fs::symlink_metadata(directory.join("admin.sock")).is_err(), "the link is removed");
 
-    // Held by root, as another daemon might.
+    // The lock is held by root, as by another daemon.
     let lock = File::open(directory.join("admin.sock.d/socket.lock")).unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
     kiyot.start_again().await;

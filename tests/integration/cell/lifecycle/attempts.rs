@@ -1,4 +1,4 @@
-//! Containers one after another: init containers, attempts, and those that can't start.
+//! Sequences of containers: init containers, attempts, and containers that can't start.
 
 use kiyot_testkit::{
     Container, Kiyot, Kubelet, LIMIT, Node, Pod, RunningPod, cri, image::ImageSpec,
@@ -10,7 +10,7 @@ use crate::cell::{
     options, remove_and_assert_clean, wait_until_connected,
 };
 
-/// Runs a sandbox in a cell without containers.
+/// Runs a sandbox without containers in a cell.
 async fn empty_pod(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     let spec = Pod::new(name).in_cell();
     let config = kubelet.prepare(&spec);
@@ -32,7 +32,7 @@ async fn listed(kubelet: &mut Kubelet, name: &str) -> Vec<(u32, cri::ContainerSt
 
 /// Verifies U7.
 #[tokio::test]
-async fn init_containers_come_first_and_attempts_stay_until_they_are_removed() {
+async fn init_containers_run_first_and_attempts_stay_until_they_are_removed() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -123,8 +123,8 @@ async fn image_sets_the_user_and_the_stop_signal() {
     let main = running.container("main").clone();
     kubelet.logged(&main, "ready as 1001:1002").await;
 
-    // For runAsNonRoot the kubelet asks for the image's user without naming a pod, also if only a
-    // cell still has the image.
+    // For runAsNonRoot, the kubelet requests the user of the image without naming a pod. The daemon
+    // must answer even if only a cell still has the image.
     let image =
         cri::ImageSpec { image: "kiyot.test/usual-user:1".to_owned(), ..Default::default() };
     for only_in_the_cell in [false, true] {

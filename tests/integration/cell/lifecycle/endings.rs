@@ -1,4 +1,4 @@
-//! End of a container after its last output.
+//! The end of a container after its last output.
 
 use std::{
     fs,
@@ -12,16 +12,15 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::cell::failures::faults::processes;
 
-/// Signal that a container waits for before it goes on, usually to end.
+/// A signal for which a container waits before it continues, usually to its end.
 ///
-/// containerd 1.6 closes the pipe of an exited process together with the output that it has not
-/// read yet (`Task.Delete` of its client), on the node and in cells alike. Output that is written
-/// just before the end may then be in no log. A container whose log is checked therefore ends by an
-/// `Ending`.
+/// When a process exits, containerd 1.6 closes the pipe without reading the rest of the output
+/// (`Task.Delete` of its client), on the node and in cells. Output that is written just before the
+/// end may therefore be missing in the log. A container whose log is checked ends by an `Ending`.
 pub(crate) struct Ending(String);
 
 impl Ending {
-    /// Creates an ending for containers that have not started.
+    /// Creates an ending for containers that are not started yet.
     pub(crate) fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         Self(format!("/tmp/end-{}", NEXT.fetch_add(1, Ordering::Relaxed)))
@@ -32,8 +31,8 @@ impl Ending {
         format!("until [ -e {} ]; do sleep 0.05; done", self.0)
     }
 
-    /// Lets the container go on after its containerd has read all its output. Calls no runtime,
-    /// because it would have to answer while the container ends.
+    /// Lets the container continue when its containerd has read all its output. Makes no call to a
+    /// runtime, because the runtime would have to answer while the container ends.
     pub(crate) async fn release(&self) {
         wait_until("containerd has read the container's output", LIMIT, async || {
             let waiting = self.waiting();
@@ -44,17 +43,17 @@ impl Ending {
         for pid in self.waiting() {
             match fs::write(format!("/proc/{pid}/root{}", self.0), "") {
                 Ok(()) => let_go += 1,
-                // A fork of the shell that was about to become `sleep` has the shell's command line
-                // until then, and has ended.
+                // The process was a fork of the shell that had not yet executed `sleep`, and has
+                // ended since. Until then a fork has the shell's command line.
                 Err(error) => {
                     assert!(!self.waiting().contains(&pid), "{error}: {pid} waits for {}", self.0)
                 }
             }
         }
-        assert!(let_go > 0, "a container waits for {}", self.0);
+        assert!(let_go > 0, "no container waits for {}", self.0);
     }
 
-    /// Waits until the container's process has ended, without a call to a runtime.
+    /// Waits, without a call to a runtime, until the container's process has ended.
     pub(crate) async fn wait_until_exited(&self) {
         wait_until("the container has ended", LIMIT, async || {
             self.waiting().is_empty().then_some(())
@@ -67,8 +66,8 @@ impl Ending {
     }
 }
 
-/// Returns true if the pipes between a container's process and its containerd are empty: those of
-/// the process, and those of its parent, the shim.
+/// Returns whether the pipes between a container's process and its containerd are empty: the pipes
+/// of the process, and the pipes of its parent, the shim.
 fn is_drained(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let parent =
@@ -87,7 +86,7 @@ fn is_drained(pid: &str) -> bool {
     outputs.into_iter().chain(entries.filter(named)).all(|pipe| is_empty(&pipe))
 }
 
-/// Returns true if a pipe is empty. An absent pipe is empty, and a terminal is not a pipe.
+/// Returns whether a pipe is empty. An absent pipe counts as empty, and a terminal is not a pipe.
 fn is_empty(pipe: &Path) -> bool {
     if !fs::metadata(pipe).is_ok_and(|metadata| metadata.file_type().is_fifo()) {
         return true;
@@ -97,7 +96,7 @@ fn is_empty(pipe: &Path) -> bool {
     opened.map_or(true, |pipe| rustix::io::ioctl_fionread(&pipe).is_ok_and(|unread| unread == 0))
 }
 
-/// Waits until the log of a container in the daemon's only cell has a line.
+/// Waits until the log in the daemon's only cell has a line of a container.
 pub(crate) async fn wait_for_cell_log(kiyot: &Kiyot<'_>, container: &RunningContainer, line: &str) {
     let log = kiyot
         .state()

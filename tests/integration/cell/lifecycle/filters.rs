@@ -1,10 +1,10 @@
-//! Filters and ids of a pod in a cell, compared with the same pod on the node.
+//! Filters and ids of a pod in a cell, compared with an equal pod on the node.
 
 use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, RunningPod, cri};
 
 use crate::cell::{WAIT, options, remove_and_assert_clean};
 
-/// Returns a pod with two containers, one of which exits.
+/// Returns a pod with two containers. One of them exits.
 fn spec(name: &str) -> Pod {
     Pod::new(name)
         .label("tier", "one")
@@ -13,10 +13,10 @@ fn spec(name: &str) -> Pod {
         .container(Container::script("done", "exit 3"))
 }
 
-/// Pod that filters are applied to.
+/// A pod to which filters are applied.
 struct Subject {
     pod: RunningPod,
-    /// A well-formed id of no pod.
+    /// A well-formed id that no pod has.
     unknown: String,
 }
 
@@ -29,7 +29,7 @@ impl Subject {
         Self { pod, unknown }
     }
 
-    /// Names the listed ids of this pod.
+    /// Returns the names of this pod's listed ids.
     ///
     /// # Panics
     /// For any other id.
@@ -142,8 +142,8 @@ impl Subject {
         answers
     }
 
-    /// Returns the result of each statistics filter. Exited containers have no statistics in a
-    /// cell, and are left out.
+    /// Returns the result of each statistics filter. Exited containers are left out, because cells
+    /// have no statistics of them.
     async fn usage(&self, kubelet: &mut Kubelet) -> Vec<(String, Vec<String>)> {
         let (pod, main, unknown) =
             (&self.pod.sandbox, &self.pod.container("main").id, &self.unknown);
@@ -233,7 +233,7 @@ impl Subject {
         answers
     }
 
-    /// Returns the results of calls by a prefix of an id and by an unknown id.
+    /// Returns the results of calls with a prefix of an id and with an unknown id.
     async fn calls(&self, kubelet: &mut Kubelet) -> Vec<String> {
         let (sandbox, main, unknown) =
             (&self.pod.sandbox, &self.pod.container("main").id, &self.unknown);
@@ -278,7 +278,7 @@ async fn every_filter_and_part_of_an_id_is_answered_as_containerd_answers_it() {
     for ((filter, on_node), (_, in_cell)) in on_node.iter().zip(&in_cell) {
         assert_eq!(in_cell, on_node, "{filter}");
     }
-    // Some filters match and some do not.
+    // The filters are meaningful: some match and some do not.
     assert!(
         on_node.iter().any(|(_, names)| names.is_empty())
             && on_node.iter().any(|(_, names)| names.len() == 2)

@@ -12,7 +12,7 @@ use crate::cell::{
     streaming::network::{Firewall, server, without_port_plugin},
 };
 
-/// The record of the earlier version.
+/// The earlier version's record of a pod.
 #[derive(Clone, PartialEq, prost::Message)]
 struct FormerPod {
     #[prost(string, tag = "1")]
@@ -25,7 +25,7 @@ struct FormerPod {
     created_unix_nanos: i64,
 }
 
-/// The record of a requested end.
+/// The earlier version's record of a requested end.
 #[derive(Clone, PartialEq, prost::Message)]
 struct FormerEnd {
     #[prost(int64, tag = "1")]
@@ -35,7 +35,7 @@ struct FormerEnd {
 /// The tables of the earlier version.
 const TABLES: [Table; 2] = [Table::StandalonePods, Table::StandaloneEnds];
 
-/// Records a pod as the earlier version did, and all sandboxes as its own.
+/// Records a pod, and all sandboxes as the pod's, as the earlier version did.
 async fn record(state: &Path, uid: &str) {
     let store = Store::open(state).await.unwrap();
     let mut batch = Batch::default();
@@ -67,7 +67,7 @@ async fn recorded(state: &Path) -> usize {
     all
 }
 
-/// Waits until the daemon has logged a line so many times.
+/// Waits until the daemon has logged a text this many times.
 async fn logged(kiyot: &Kiyot<'_>, text: &str, times: usize) {
     wait_until(format!("{text:?} is logged {times} times"), LIMIT, async || {
         (kiyot.log().matches(text).count() >= times).then_some(())
@@ -77,7 +77,7 @@ async fn logged(kiyot: &Kiyot<'_>, text: &str, times: usize) {
 
 /// Verifies O53.
 #[tokio::test]
-async fn former_pods_end_before_their_files_and_these_before_their_records_through_kills() {
+async fn former_pods_end_before_their_files_and_files_before_records_despite_kills() {
     const NOT_YET: &str = "pods of an earlier version not ended yet";
     let node = Node::start().await;
     without_port_plugin(&node, |_| {});
@@ -89,7 +89,8 @@ async fn former_pods_end_before_their_files_and_these_before_their_records_throu
     let (state, uid) = (kiyot.state(), running.spec.uid.clone());
     record(&state, &uid).await;
 
-    // A volume in memory, a part of a directory of the node, a log, and a link out of all.
+    // The directory has a volume in memory, a part of a directory of the node, a log, and a link
+    // that leads outside.
     let kept = node.directory().join("kept");
     fs::create_dir(&kept).unwrap();
     fs::write(kept.join("file"), "kept").unwrap();
@@ -107,7 +108,7 @@ async fn former_pods_end_before_their_files_and_these_before_their_records_throu
     symlink(&kept, logs.join("link")).unwrap();
     let beneath = || (mounts_beneath(&dir).len(), logs.join("0.log").exists());
 
-    // While the end of the cell is not proven, nothing is removed.
+    // No file and no record is removed before the end of the cell is proven.
     firewall.lock(true);
     kiyot.start_again().await;
     logged(&kiyot, NOT_YET, 1).await;
@@ -116,7 +117,7 @@ async fn former_pods_end_before_their_files_and_these_before_their_records_throu
     assert_eq!(recorded(&state).await, 2);
     firewall.lock(false);
 
-    // While the files can't be removed, the records stay.
+    // The records stay while the files can't be removed.
     let path = dir.to_str().unwrap();
     command::run("mount", &["--bind", path, path]);
     command::run("mount", &["-o", "remount,bind,ro", path]);
@@ -136,7 +137,7 @@ async fn former_pods_end_before_their_files_and_these_before_their_records_throu
     let mut kubelet = kiyot.kubelet().await;
     assert_eq!(kubelet.sandboxes().await.unwrap(), []);
 
-    // Killed before the records were removed.
+    // This state is left by a kill before the removal of the records.
     kiyot.stop().await;
     assert_eq!(recorded(&state).await, 0);
     record(&state, &uid).await;

@@ -1,4 +1,4 @@
-//! Life of a pod in a cell, from start to removal.
+//! The life of a pod in a cell, from start to removal.
 
 use kiyot_testkit::{Container, Kiyot, LIMIT, Node, Pod, cri};
 
@@ -120,8 +120,7 @@ async fn exit_is_reported_with_its_code_and_message() {
     assert!(
         status.started_at > 0 && status.finished_at >= status.started_at && status.created_at > 0
     );
-    // Log and termination message are on the node before the exit is reported, so that no wait is
-    // needed.
+    // No wait is needed: log and termination message are on the node before the exit is reported.
     assert_eq!(std::fs::read_to_string(&main.termination).unwrap(), "why");
     assert_eq!(
         kubelet.log_lines(main).iter().map(|line| line.text.as_str()).collect::<Vec<_>>(),
@@ -138,14 +137,15 @@ async fn exit_is_reported_with_its_code_and_message() {
 
 /// Verifies P4.
 #[tokio::test]
-async fn stopping_and_removing_again_is_fine() {
+async fn repeated_stop_and_removal_succeed() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let script = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.1; done";
     let running = kubelet.run_pod(&pod("twice", script)).await.unwrap();
     let main = running.container("main").id.clone();
-    // As the container's first process, the shell ignores SIGTERM until its trap is set.
+    // Until its trap is set, the shell ignores SIGTERM, because it is the container's first
+    // process.
     kubelet.logged(running.container("main"), "ready").await;
     for _ in 0..2 {
         kubelet.stop_container(&main, i64::try_from(LIMIT.as_secs()).unwrap()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Lists with pods in cells and pods on the node.
+//! Lists of pods in cells and pods on the node.
 
 use std::slice;
 
@@ -9,7 +9,7 @@ use crate::cell::{WAIT, options, pod, remove_and_assert_clean};
 
 /// Verifies P9.
 #[tokio::test]
-async fn lists_hold_both_worlds() {
+async fn lists_have_pods_in_cells_and_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -45,7 +45,7 @@ async fn pod_with_host_access_stays_on_the_node_by_policy() {
     let mut running = Vec::new();
     for (pod, handler, why) in [
         (&in_pids, "", "asks for the node's processes (hostPID), and policy.host_pid is"),
-        // The node's containerd does not know the handler.
+        // The node's containerd does not have the handler.
         (
             &on_network,
             "kiyot",
@@ -66,7 +66,8 @@ async fn pod_with_host_access_stays_on_the_node_by_policy() {
         });
         assert!(line.is_some_and(|line| line.contains(why)), "{}: {line:?}", pod.name);
     }
-    // Routed by its runtime class, whose handler the node's runtime does not have.
+    // The pod's runtime class selects the cell. The node's runtime does not have the handler of the
+    // class.
     let mut by_class = local_pod("by-class");
     by_class.host_network = true;
     let config = kubelet.prepare(&by_class);
@@ -139,8 +140,7 @@ async fn pod_with_kernel_capability_moves_to_the_node_under_keep_local() {
         .find(|line| line.contains("pod sandbox stays on the node") && line.contains("moving"));
     assert!(line.is_some_and(|line| line.contains("SYS_ADMIN")), "{line:?}");
 
-    // A container that is added to a running pod, for example by `kubectl debug`, does not end the
-    // pod.
+    // Adding a container to a running pod, for example by `kubectl debug`, does not end the pod.
     let modest = run(&mut kubelet, &local_pod("modest").in_cell()).await;
     let status = kubelet
         .create_container_with(&modest, &container, 0, add_kernel_capability)
@@ -172,7 +172,7 @@ fn example_options(name: &str) -> KiyotOptions {
 
 /// Verifies R3.
 #[tokio::test]
-async fn with_opt_in_only_pods_that_ask_get_cells() {
+async fn opt_in_gives_cells_only_to_pods_that_request_them() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, example_options("opt-in.toml")).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -191,7 +191,7 @@ async fn with_opt_in_only_pods_that_ask_get_cells() {
 
 /// Verifies R3.
 #[tokio::test]
-async fn with_opt_out_the_nodes_own_pods_stay() {
+async fn opt_out_keeps_the_nodes_own_pods_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, example_options("opt-out.toml")).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -236,19 +236,19 @@ async fn reload_changes_rules_and_limits_all_or_nothing() {
     let before = run(&mut kubelet, &local_pod("before")).await;
     assert!(!is_in_a_cell(&before));
 
-    // An invalid file changes nothing, not even by its valid keys.
+    // An invalid file changes nothing: its valid keys are not applied either.
     kiyot.reload("default = \"containerd\"", "default = \"milpa\"\nrules = 3").await;
     assert!(kiyot.log().contains("configuration reload failed, nothing changed"));
     let still = run(&mut kubelet, &local_pod("still")).await;
     assert!(!is_in_a_cell(&still));
-    // A valid file whose default backend does not run changes nothing, either.
+    // A valid file changes nothing if the backend of its `default` does not run.
     let elsewhere = "default = \"elsewhere\"\n[backends.elsewhere]\ntype = \"cri\"\n\
         socket = \"/run/elsewhere.sock\"\n";
     kiyot.reload("default = \"milpa\"\nrules = 3", elsewhere).await;
     assert!(kiyot.log().contains("no backend of this name and type runs now"));
     kiyot.reload(elsewhere, "default = \"containerd\"").await;
 
-    // The change applies to the open connection at once; running pods stay where they are.
+    // The change applies at once, also to open connections. Running pods stay where they are.
     kiyot.reload("default = \"containerd\"", "default = \"milpa\"").await;
     kiyot
         .reload("client_timeout = \"29s\"", "client_timeout = \"28s\"\nmax_concurrent_calls = 1000")
@@ -268,7 +268,7 @@ async fn reload_changes_rules_and_limits_all_or_nothing() {
         );
     }
 
-    // Keys that need a restart are named.
+    // The log names keys that need a restart.
     kiyot.reload("kiyot.sock\"", "other.sock\"").await;
     assert!(kiyot.log().lines().any(|line| line.contains("configuration change needs a restart")
         && line.contains("server.listen")));
@@ -289,7 +289,7 @@ async fn reload_changes_the_policy() {
     let config = kubelet.prepare(&pod);
     let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
     assert!(refused.message().contains("policy.host_network is \"refuse\""), "{refused:?}");
-    // All or nothing: an invalid key leaves the valid one unapplied.
+    // The reload is all or nothing: with an invalid key, the valid key is not applied.
     kiyot
         .reload(
             "host_network = \"refuse\"\nhost_path = \"refuse\"",

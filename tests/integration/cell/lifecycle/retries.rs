@@ -1,4 +1,4 @@
-//! Callers that cancel and retry.
+//! Callers that cancel calls and retry them.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::cell::{WAIT, options, pod, remove_and_assert_clean};
 #[tokio::test]
 async fn pod_whose_sandboxes_fail_gets_no_cell_at_each_retry() {
     let node = Node::start().await;
-    // Nothing listens there.
+    // No registry listens at this address.
     let absent = "127.0.0.1:1/absent:1".to_owned();
     let key = "KIYOT_BACKENDS__MILPA__PAUSE_IMAGE".to_owned();
     let environment = vec![(key, format!("{absent:?}"))];
@@ -157,13 +157,13 @@ async fn unread_execs_delay_no_other_stream() {
 
 /// Verifies C9, X9.
 #[tokio::test]
-async fn node_containerd_killed_under_cells_and_copies_is_survived() {
+async fn cells_and_copies_survive_a_kill_of_the_nodes_containerd() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("steady", WAIT)).await.unwrap();
     let main = running.container("main").id.clone();
-    // Large enough that copying takes a while.
+    // The layer is so large that its copy takes a while.
     let mut noise = vec![0_u8; 48 << 20];
     let mut state = 1_u32;
     noise.iter_mut().for_each(|byte| {
@@ -190,8 +190,8 @@ async fn node_containerd_killed_under_cells_and_copies_is_survived() {
     .await;
     node.kill_containerd();
 
-    // Without it the node does not answer, and a list without the node's pods would be wrong; pods
-    // in cells still answer.
+    // Without its containerd the node does not answer, because a list without the node's pods would
+    // be wrong. Pods in cells still answer.
     assert!(kubelet.sandboxes().await.is_err(), "a list is complete or an error");
     assert_eq!(kubelet.exec_sync(&main, &["echo", "here"]).await.unwrap().stdout, "here\n");
     assert_eq!(

@@ -33,7 +33,8 @@ async fn static_pod_of_milpactl_runs_in_a_cell_until_its_file_is_removed() {
     };
     let create = format!("create -f {}", file.display());
 
-    // Nothing of a file is created that has what explain refuses, or no static pod.
+    // No pod of a file is created if the file has a document that is no static pod, or that
+    // `explain` refuses.
     let map = "kind: ConfigMap\napiVersion: v1\nmetadata: {name: m}\n\
                data: {a/../../../../tmp/x: y}\n";
     for (second, expected) in
@@ -45,7 +46,7 @@ async fn static_pod_of_milpactl_runs_in_a_cell_until_its_file_is_removed() {
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
     }
 
-    // The kubelet ignores what it does not know.
+    // The kubelet ignores an unknown field.
     fs::write(&file, pod("web", "  hostPid: true\n")).unwrap();
     let (text, code) = verb(&create).await;
     for expected in ["note: document 1.spec.hostPid", "pod/default/web created\n"] {

@@ -1,4 +1,4 @@
-//! Stops, which report success only after the end.
+//! Stops, which succeed only after the end of the stopped object.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use crate::cell::{
     is_ready, options, pod, remove_and_assert_clean,
 };
 
-/// Stops processes with SIGSTOP, as a debugger does.
+/// Stops processes with SIGSTOP.
 pub(crate) fn freeze(pids: &[String]) {
     assert!(!pids.is_empty(), "no process to freeze");
     for pid in pids {
@@ -26,7 +26,7 @@ pub(crate) fn thaw(pids: &[String]) {
     }
 }
 
-/// Returns all processes of a cell, including those in its namespaces whatever their command lines.
+/// Returns all processes of a cell. Processes in its namespaces count whatever their command lines.
 pub(crate) fn processes_of(cell: &str) -> Vec<String> {
     let network = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/net")).ok();
     let agent = processes(&["kiyot-cell agent", cell]).remove(0);
@@ -145,7 +145,7 @@ async fn stop_of_a_container_whose_cell_dies_waits_for_the_confirmed_end() {
     let (answer, state) = stopping.await.unwrap();
     assert!(
         answer.is_err() || state == cri::ContainerState::ContainerExited,
-        "the stop succeeded, and the container is {state:?}"
+        "the stop succeeded, but the container is {state:?}"
     );
     // The kubelet retries.
     wait_until("the container reads stopped", LIMIT, async || {
@@ -160,7 +160,8 @@ async fn stop_of_a_container_whose_cell_dies_waits_for_the_confirmed_end() {
     assert_nothing_left_of(&cell, &running.spec.uid);
 }
 
-/// Slices are named by a kubelet with the cgroup driver `systemd`.
+/// A kubelet with the cgroup driver `systemd` names the slice.
+///
 /// Verifies U17.
 #[tokio::test]
 async fn containers_of_a_cell_are_in_the_slice_of_their_pod() {

@@ -1,5 +1,5 @@
-//! Several containers of a pod in a cell: shared and separate resources, and the kubelet's hooks
-//! and probes.
+//! Several containers of a pod in a cell: shared and separate resources, and the hooks and probes
+//! of the kubelet.
 
 use std::{
     fs,
@@ -102,7 +102,8 @@ async fn restartable_init_container_is_restarted_beside_the_others() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // restartPolicy Always: a sidecar is started first, as init containers are, and not awaited.
+    // An init container with restartPolicy Always is a sidecar: it is started first, as init
+    // containers are, but its end is not awaited.
     let mut running = kubelet
         .run_pod(&Pod::new("accompanied").in_cell().container(server("sidecar", 8080)))
         .await
@@ -165,18 +166,18 @@ async fn probes_and_hooks_reach_a_container() {
     );
     let running = kubelet.run_pod(&pod("probed", &script)).await.unwrap();
     let main = running.container("main").clone();
-    // postStart hook.
+    // postStart hook
     assert_eq!(
         kubelet.exec_sync(&main.id, &["sh", "-c", "echo begun > /tmp/hooks"]).await.unwrap().code,
         0
     );
-    // Exec probe: the exit code counts.
+    // Exec probe: the exit code is the result.
     assert_eq!(kubelet.exec_sync(&main.id, &["test", "-e", "/tmp/hooks"]).await.unwrap().code, 0);
     assert_eq!(
         kubelet.exec_sync(&main.id, &["sh", "-c", "echo unwell; exit 7"]).await.unwrap().code,
         7
     );
-    // TCP and HTTP probes, from the node to the pod's address.
+    // TCP and HTTP probes from the node to the pod's address.
     let address_and_port = format!("{}:8080", address(&mut kubelet, &running.sandbox).await);
     let mut stream =
         wait_until("the port is open", LIMIT, async || TcpStream::connect(&address_and_port).ok())
@@ -189,13 +190,13 @@ async fn probes_and_hooks_reach_a_container() {
         page.starts_with("HTTP/1.") && page.contains(" 200 ") && page.ends_with("alive\n"),
         "{page}"
     );
-    // A port without a listener is refused at once, instead of timing out.
+    // A connection to a port without a listener is refused at once, instead of timing out.
     let closed = address_and_port.replace(":8080", ":8081");
     assert_eq!(
         TcpStream::connect(closed).unwrap_err().kind(),
         std::io::ErrorKind::ConnectionRefused
     );
-    // preStop hook, before the signal.
+    // preStop hook, which runs before the signal.
     assert_eq!(
         kubelet.exec_sync(&main.id, &["sh", "-c", "echo ending >> /tmp/hooks"]).await.unwrap().code,
         0
@@ -229,7 +230,7 @@ async fn pod_resolves_its_name_by_the_kubelets_hosts_file() {
     let mut kubelet = kiyot.kubelet().await;
     let spec = pod("named", WAIT);
     let mut config = kubelet.prepare(&spec);
-    // With a subdomain and hostAliases, the kubelet writes both into the file once it knows the
+    // With a subdomain and hostAliases, the kubelet writes both into the file when it knows the
     // address.
     config.hostname = "web-0".to_owned();
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
@@ -269,7 +270,7 @@ async fn containers_of_a_pod_share_a_writable_hosts_file() {
     let mut running = kubelet.running(&spec, config, sandbox);
     let mut ids = Vec::new();
     for container in &spec.containers {
-        // The kubelet writes the file anew for each container.
+        // The kubelet writes the file again for each container.
         fs::write(&file, format!("127.0.0.1\tlocalhost {}\n", container.name)).unwrap();
         let created = kubelet.create_container(&running, container, 0).await.unwrap();
         kubelet.start_container(&created.id).await.unwrap();

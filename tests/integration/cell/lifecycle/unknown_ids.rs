@@ -1,5 +1,5 @@
-//! Calls with unknown ids: an id in the form of a cell's gets the response that containerd gives
-//! for an unknown id of its own.
+//! Calls with unknown ids. An unknown id with a cell's prefix gets the same response as an id that
+//! is unknown to containerd.
 
 use kiyot_testkit::{Kiyot, Kubelet, Node, cri};
 use tonic::Code;
@@ -16,7 +16,7 @@ macro_rules! outcomes {
     };
 }
 
-/// Returns the code of a response, and true if its message names the id.
+/// Returns the code of a response, and whether its message names the id.
 fn outcome<T>(answer: Result<T, tonic::Status>, id: &str) -> (Code, bool) {
     answer
         .map_or_else(|status| (status.code(), status.message().contains(id)), |_| (Code::Ok, true))
@@ -98,7 +98,7 @@ async fn every_call_by_an_unknown_id_is_answered_as_containerd_answers_it() {
     let on_node = Box::pin(call_all(&mut kubelet, &"ab".repeat(32))).await;
     let in_cell = Box::pin(call_all(&mut kubelet, &format!("milpa{}", "z".repeat(59)))).await;
     for ((call, (on_node, _)), (_, (in_cell, names_it))) in on_node.iter().zip(&in_cell) {
-        // CRI says that stopping an unknown id succeeds. containerd does so since 1.7.
+        // In CRI, stopping an unknown id succeeds. containerd complies since 1.7.
         let stops = call.starts_with("stop_") && *on_node == Code::NotFound;
         assert_eq!(*in_cell, if stops { Code::Ok } else { *on_node }, "{call}");
         assert!(names_it, "{call} names the unknown id");

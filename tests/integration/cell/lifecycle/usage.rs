@@ -93,7 +93,7 @@ async fn usage_names_its_pod_and_container() {
     })
     .await;
 
-    // Makes traffic for the network counters.
+    // The requests make traffic for the network counters.
     let ip = address(&mut kubelet, &running.sandbox).await;
     let _ = kiyot_testkit::output("busybox", &["ping", "-c", "1", "-W", "5", &ip]);
     let stats = wait_until("a pod's usage is complete", LIMIT, async || {
@@ -147,11 +147,12 @@ async fn usage_is_listed_as_soon_as_a_start_is_answered() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Metric descriptors match the node's. containerd 1.6 has no metrics, so that cells have none,
-/// either.
+/// Descriptors equal the node's. With containerd 1.6 cells have no metrics, because the node has no
+/// metrics.
+///
 /// Verifies U9, U25.
 #[tokio::test]
-async fn metrics_of_cells_are_told_as_the_node_describes_them() {
+async fn metrics_of_cells_match_the_nodes_descriptors() {
     let node = Node::start().await;
     let keys = |keys: &[&str]| keys.iter().map(|&key| key.to_owned()).collect();
     let descriptors = vec![
@@ -165,7 +166,8 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
             label_keys: keys(&["id", "interface"]),
             ..Default::default()
         },
-        // Not in CRI's statistics: the agent reports it while metrics are subscribed to.
+        // CRI's statistics do not have this metric. The agent reports it while a subscription to
+        // metrics lasts.
         cri::MetricDescriptor {
             name: "container_network_receive_packets_total".to_owned(),
             label_keys: keys(&["interface", "id"]),
@@ -229,7 +231,7 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
         ("container_network_receive_bytes_total", cri::MetricType::Counter)
     );
     assert_eq!(of_pod.label_values, [running.sandbox.as_str(), "eth0"]);
-    // The first list after a restart has them, too: without them all counters would end.
+    // The first list after a restart has the metrics too. Otherwise all counters would end.
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
     let metrics_list = metrics(&mut kubelet).await.unwrap().into_inner().pod_metrics;
@@ -262,7 +264,7 @@ async fn metrics_of_cells_are_told_as_the_node_describes_them() {
 
 /// Verifies U2.
 #[tokio::test]
-async fn lists_of_usage_hold_both_worlds() {
+async fn usage_lists_have_pods_in_cells_and_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -327,7 +329,7 @@ async fn lists_of_usage_hold_both_worlds() {
     })
     .await;
 
-    // Exited containers use nothing.
+    // Exited containers have no usage.
     kubelet.stop_container(other, 5).await.unwrap();
     assert!(!ids(&list(&mut kubelet, None).await).contains(other.as_str()));
     kubelet.stop_and_remove(&local).await.unwrap();
@@ -367,8 +369,8 @@ async fn usage_of_a_pod_is_listed_from_its_sandbox_on_and_after_a_restart() {
     })
     .await;
     running.containers.insert("main".to_owned(), created);
-    // The first list after a restart has them, too: an absent or smaller value would be a counter
-    // reset.
+    // The first list after a restart has the usage too: an absent or smaller value would be a reset
+    // of the counter.
     let mut last = before;
     for killed in [false, true] {
         if killed {
@@ -419,14 +421,15 @@ async fn usage_of_a_pod_is_listed_from_its_sandbox_on_and_after_a_restart() {
 
 /// Verifies U3, U22.
 #[tokio::test]
-async fn usage_of_a_silent_cell_is_its_last_and_delays_no_list() {
+async fn silent_cell_keeps_its_last_usage_and_delays_no_list() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let silent = kubelet.run_pod(&pod("silent", WAIT)).await.unwrap();
     let agents = processes(&["kiyot-cell agent", &kiyot.cells()[0]]);
     let other = kubelet.run_pod(&pod("other", WAIT)).await.unwrap();
-    // Times and CPU counters of the silent pod and its container; panics if a pod is absent.
+    // Returns the times and CPU counters of the silent pod and its container. Panics if a pod is
+    // absent.
     let last = async |kubelet: &mut Kubelet| {
         let (pods, containers) = (list_sandboxes(kubelet, None).await, list(kubelet, None).await);
         assert_eq!((pods.len(), containers.len()), (2, 2));
@@ -439,8 +442,8 @@ async fn usage_of_a_silent_cell_is_its_last_and_delays_no_list() {
         [pod.unwrap().linux.unwrap().cpu.unwrap(), container.unwrap().cpu.unwrap()]
     };
     freeze(&agents);
-    // A kubelet short of memory would evict an absent pod first, and a later time of the same value
-    // would look like an idle pod.
+    // A kubelet that is short of memory would evict a pod without usage first. An old value with a
+    // new time would make the pod look idle.
     let stale = wait_until("the usage of the silent pod is old", LIMIT, async || {
         let (stale, now) = (last(&mut kubelet).await, SystemTime::now());
         let now = i64::try_from(now.duration_since(UNIX_EPOCH).unwrap().as_nanos()).unwrap();
@@ -448,8 +451,8 @@ async fn usage_of_a_silent_cell_is_its_last_and_delays_no_list() {
     })
     .await;
     assert!(stale.iter().all(|cpu| cpu.usage_core_nano_seconds.is_some()));
-    // Nor does it delay the lists of a restarted daemon for longer than cells need to reconnect.
-    // Without numbers its counters do not decrease.
+    // The silent cell delays the lists of a restarted daemon at most until cells have had time to
+    // reconnect. The usage has no numbers then, so that counters do not decrease.
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
     let unknown = tokio::time::timeout(LIMIT, last(&mut kubelet)).await.unwrap();

@@ -14,7 +14,7 @@ fn with_pool(count: usize) -> KiyotOptions {
     }
 }
 
-/// Waits until so many cells have come into the pool since the first start of the daemon.
+/// Waits until this many cells have joined the pool since the first start of the daemon.
 async fn wait_until_warm(kiyot: &Kiyot<'_>, times: usize) {
     wait_until(format!("{times} cells are warm"), LIMIT, async || {
         (kiyot.log().matches("cell waits in its warm pool").count() >= times).then_some(())
@@ -54,12 +54,12 @@ async fn pod_takes_a_cell_of_the_pool_that_survived_a_restart() {
     assert!(kiyot.log().contains("pod takes a cell of a warm pool"));
     let output = kubelet.exec_sync(&running.container("main").id, &["echo", "here"]).await.unwrap();
     assert_eq!(output.stdout, "here\n");
-    // Another cell follows.
+    // Another cell is launched for the pool.
     wait_until_warm(&kiyot, 5).await;
     let cells: BTreeSet<String> = kiyot.cells().into_iter().collect();
     assert!(cells.len() == 3 && cells.is_superset(&warm), "{cells:?}, before {warm:?}");
 
-    // A reload drains the pool, and leaves the pod alone.
+    // The reload drains the pool and does not affect the pod.
     kiyot.reload("count = 2", "count = 0").await;
     wait_until("the pool is empty", LIMIT, async || (kiyot.cells().len() == 1).then_some(())).await;
     assert!(is_ready(&mut kubelet, &running.sandbox).await);
@@ -80,7 +80,7 @@ async fn warm_cell_whose_instance_ends_is_replaced() {
         &cell,
     ]));
     wait_until_warm(&kiyot, 2).await;
-    wait_until("the ended cell is gone", LIMIT, async || {
+    wait_until("the ended cell is removed", LIMIT, async || {
         (!kiyot.cells().contains(&cell)).then_some(())
     })
     .await;
@@ -109,7 +109,7 @@ async fn pods_run_while_the_pool_can_not_be_filled() {
     let local = Pod::new("local").container(Container::script("main", WAIT));
     let local = kubelet.run_pod(&local).await.unwrap();
     kubelet.stop_and_remove(&local).await.unwrap();
-    // The reason is mended while the daemon runs.
+    // The cause is fixed while the daemon runs.
     let cell = std::path::Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("kiyot-cell");
     fs::copy(cell, &binary).unwrap();
     wait_until_warm(&kiyot, 1).await;

@@ -23,12 +23,12 @@ use crate::cell::{
     registry::registries::with_mirrors, remove_and_assert_clean,
 };
 
-/// Connects to the admin socket of a daemon.
+/// Returns a client of a daemon's admin API.
 pub(crate) async fn admin(kiyot: &Kiyot<'_>) -> AdminClient<Channel> {
     AdminClient::new(channel(kiyot).await)
 }
 
-/// Returns a connection to the admin socket of a daemon.
+/// Returns a connection to a daemon's admin socket.
 pub(crate) async fn channel(kiyot: &Kiyot<'_>) -> Channel {
     let socket = kiyot.socket().with_file_name("admin.sock");
     let connector = service_fn(move |_: Uri| {
@@ -39,7 +39,7 @@ pub(crate) async fn channel(kiyot: &Kiyot<'_>) -> Channel {
     endpoint.connect_with_connector(connector).await.unwrap()
 }
 
-/// Collects a stream of lists.
+/// Collects the entries of a stream of lists.
 async fn all<P, I>(
     stream: tonic::Response<tonic::Streaming<P>>,
     items: impl Fn(P) -> Vec<I>,
@@ -67,7 +67,7 @@ pub(crate) fn log_of(pod: &str) -> admin::ReadLogRequest {
     admin::ReadLogRequest { pod: pod.to_owned(), ..Default::default() }
 }
 
-/// Returns standard output and standard error of a log.
+/// Returns the standard output and the standard error in a log.
 pub(crate) async fn log(
     client: &mut AdminClient<Channel>,
     request: admin::ReadLogRequest,
@@ -95,7 +95,7 @@ async fn operator_sees_a_pod_with_its_cell_events_and_log() {
         .annotation("example.com/note", "private")
         .container(Container::script("main", script).env("WORD", "sesame"));
     let running = kubelet.run_pod(&wanted).await.unwrap();
-    // The streams reach the log one after the other.
+    // The order of the two streams is not defined, so each line is awaited.
     for line in ["two", "three"] {
         kubelet.logged(running.container("main"), line).await;
     }
@@ -159,7 +159,7 @@ async fn operator_sees_a_pod_with_its_cell_events_and_log() {
         backends.backends.iter().map(|backend| (backend.name.as_str(), backend.cells)).collect();
     assert_eq!(counted, BTreeMap::from([("containerd", 0), ("milpa", 1)]));
 
-    // A follower gets the rest of the log, and its end.
+    // A follower gets the rest of the log and then the end of the stream.
     let following = admin::ReadLogRequest { follow: true, ..log_of("seen") };
     let mut follower = client.clone();
     let followed = tokio::spawn(async move { log(&mut follower, following).await });
@@ -205,10 +205,10 @@ async fn cordon_outlives_the_daemon_and_ended_cell_fails_its_pod() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Returns the begin of each private key in files beneath a directory, as hexadecimal digits, and
-/// as Rust shows bytes.
+/// Returns the first bytes of each private key in files beneath a directory, as hexadecimal digits
+/// and as Rust prints bytes.
 fn private_keys(dir: &Path) -> Vec<String> {
-    // `ECPrivateKey` of RFC 5915: version 1, then an octet string of 32 bytes.
+    // An `ECPrivateKey` of RFC 5915 begins with version 1 and an octet string of 32 bytes.
     const BEGIN: [u8; 5] = [0x02, 0x01, 0x01, 0x04, 0x20];
     let mut found = BTreeSet::new();
     for file in files_with(dir, &BEGIN) {
@@ -232,7 +232,7 @@ fn tokens(dir: &Path) -> Vec<String> {
         for (at, _) in all {
             let rest = content[at + BEGIN.len()..].trim_ascii_start().iter().skip(1);
             let token: Vec<u8> = rest.copied().take_while(|byte| *byte != b'"').collect();
-            // Other programs have such a field too.
+            // Shorter fields of this name belong to other programs.
             found.extend(String::from_utf8(token).ok().filter(|token| token.len() >= 32));
         }
     }
@@ -305,7 +305,7 @@ async fn support_bundle_has_no_secret() {
             ..Default::default()
         },
     ];
-    // Nothing listens there.
+    // No registry listens at this address.
     let absent = "127.0.0.1:1/absent:1";
     for auth in auths {
         kubelet.pull(&wanted, &running.config, absent, Some(auth)).await.unwrap_err();
@@ -313,7 +313,7 @@ async fn support_bundle_has_no_secret() {
     kubelet.pull(&wanted, &running.config, "registry.example/absent:1", None).await.unwrap_err();
     let refused = pod("refused", "true").annotation("pod.elotl.co/volume-size", planted[13]);
     let error = kubelet.run_pod(&refused).await.unwrap_err();
-    assert!(error.message().contains(planted[13]), "the kubelet is told: {error:?}");
+    assert!(error.message().contains(planted[13]), "the error has the planted value: {error:?}");
     kubelet.forget(&refused);
     let keys = private_keys(&kiyot.state());
     assert!(!keys.is_empty(), "the records have the key of the authority");
@@ -335,7 +335,7 @@ async fn support_bundle_has_no_secret() {
     let file = admin::ManifestFile { name: "pods.yaml".to_owned(), text: planned };
     let planned = client.plan(admin::PlanRequest { files: vec![file] }).await.unwrap().into_inner();
     assert!(planned.pods[0].refused, "{planned:?}");
-    assert!(planned.pods[0].facts.concat().contains(planted[14]), "the operator is told");
+    assert!(planned.pods[0].facts.concat().contains(planted[14]), "the plan has the planted value");
     let parts = client.dump(admin::DumpRequest {}).await.unwrap();
     let mut files: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let mut current = String::new();
@@ -369,7 +369,7 @@ async fn support_bundle_has_no_secret() {
     }
     let secrets: Vec<String> =
         planted.iter().map(|&planted| planted.to_owned()).chain(keys).chain(tokens).collect();
-    // The whole log, of which the bundle has the end.
+    // The bundle has only the end of the log: the whole log is checked too.
     files.insert("the daemon's log".to_owned(), kiyot.log().into_bytes());
     let found: Vec<_> = files
         .iter()
@@ -383,7 +383,7 @@ async fn support_bundle_has_no_secret() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Runs milpactl as a user, and returns its output and exit code.
+/// Runs milpactl as a user. Returns its output and exit code.
 pub(crate) async fn milpactl(
     kiyot: &Kiyot<'_>,
     user: Option<(u32, u32)>,
@@ -425,7 +425,7 @@ async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
     for line in ["get events", "get metrics", "get usage", "get offerings", "pool", "top"] {
         assert_eq!(milpactl(&kiyot, None, line).await.1, 0, "{line}");
     }
-    // What the build knows of its commit, which `make` gives it.
+    // `make` gives the build its commit; other builds may not know it.
     let daemon = Command::new(env!("CARGO_BIN_EXE_kiyot")).arg("version").output().await.unwrap();
     let daemon = String::from_utf8(daemon.stdout).unwrap();
     let commit = daemon.split(", ").find_map(|part| part.strip_prefix("commit ")).unwrap();
@@ -449,7 +449,7 @@ async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
     let (text, code) = milpactl(&kiyot, reader, "get pod web -ojson").await;
     assert!(code == 0 && text.contains("\"main\"") && !text.contains(argument), "{text}");
     let (cell, _) = milpactl(&kiyot, None, "get cells -o name").await;
-    // Of a line of `-o name`, as of an id.
+    // A line of `-o name` is accepted in place of an id.
     let (text, code) = milpactl(&kiyot, None, &format!("logs {}", cell.trim())).await;
     assert!(code == 0 && text.contains("agent started"), "{code}: {text}");
     let (text, code) = milpactl(&kiyot, None, &format!("logs -f {}", cell.trim())).await;
@@ -481,7 +481,7 @@ async fn milpactl_shows_the_pods_of_a_daemon_by_the_rights_of_its_user() {
 
 /// Verifies O25.
 #[tokio::test]
-async fn connection_above_the_limit_is_told_the_limit_and_an_ended_one_leaves_its_place() {
+async fn connection_above_the_limit_is_refused_with_the_limit_until_another_ends() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut open = Vec::new();

@@ -1,4 +1,5 @@
-//! Lists of the admin API with more pods than a node runs: those of the records of a daemon.
+//! Lists of the admin API with more pods than a node runs. The pods exist only in the daemon's
+//! records.
 
 use std::{
     io::{BufRead, BufReader},
@@ -16,18 +17,18 @@ use kiyot_testkit::{Kiyot, Node};
 use crate::cell::{operator::admin::admin, operator::admin_streams::milpactl, options};
 
 const PODS: usize = 10_000;
-/// The cells of the pods. Few, because the daemon proves the end of each when it starts, and a
-/// change of a cell looks at all.
+/// The number of cells of the pods. It is small, because the daemon proves the end of each cell
+/// when it starts, and a change of a cell looks at all cells.
 const CELLS: usize = 100;
-/// The pods of a part (`src/admin/lists.rs`).
+/// The number of pods in a part of a list (`src/admin/lists.rs`).
 const PART: usize = 8;
 
-/// Returns the name of a pod; names sort as their numbers.
+/// Returns the name of a pod. Names sort like the numbers.
 fn name(number: usize) -> String {
     format!("web-{number:05}")
 }
 
-/// Writes the records of pods that have ended, each with a container. Returns their sandboxes.
+/// Records ended pods with one container each. Returns their sandboxes.
 async fn record_pods(state: &Path) -> Vec<String> {
     const CREATED: i64 = 1_790_000_000_000_000_000;
     let store = Store::open(state).await.unwrap();
@@ -105,7 +106,7 @@ async fn first_of_ten_thousand_recorded_pods_is_sent_before_the_last_is_read() {
     println!("first part after {:?}", begun.elapsed());
     assert_eq!((first.len(), &*first[0].name), (PART, &*name(0)));
     assert_eq!(first[0].phase(), admin::PodPhase::Succeeded);
-    // Nothing more is received meanwhile than fits in the window of the stream.
+    // Meanwhile the client receives only as much as fits in the window of the stream.
     let request = cri::RemovePodSandboxRequest { pod_sandbox_id: sandboxes[PODS - 1].clone() };
     kubelet.runtime.remove_pod_sandbox(request).await.unwrap();
     let mut names: Vec<_> = first.into_iter().map(|pod| pod.name).collect();

@@ -25,7 +25,7 @@ fn text(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap()
 }
 
-/// Runs milpactl with an input, and returns its outputs and exit code.
+/// Runs milpactl with an input. Returns its two outputs and its exit code.
 fn run(kiyot: &Kiyot<'_>, words: &[&str], input: &[u8]) -> (String, String, i32) {
     let mut child = milpactl(kiyot, words).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input).unwrap();
@@ -37,7 +37,7 @@ fn start(terminal: &Terminal, kiyot: &Kiyot<'_>, words: &[&str]) -> Child {
     terminal.give(&mut milpactl(kiyot, words)).spawn().unwrap()
 }
 
-/// Starts a port-forward, and returns it with its local ports.
+/// Starts a port-forward. Returns the process and its local ports.
 fn forward(kiyot: &Kiyot<'_>, remote: &[&str]) -> (Child, Vec<u16>) {
     let words = [&["port-forward", "web"], remote].concat();
     let mut child = milpactl(kiyot, &words).spawn().unwrap();
@@ -51,7 +51,7 @@ fn forward(kiyot: &Kiyot<'_>, remote: &[&str]) -> (Child, Vec<u16>) {
             line.push(byte[0]);
         }
         let line = text(line);
-        // Another line has the same port of ::1.
+        // A second line has the same port on ::1.
         if let Some(address) = line.strip_prefix("Forwarding from 127.0.0.1:") {
             ports.push(address.split_once(' ').unwrap().0.parse().unwrap());
         }
@@ -82,7 +82,7 @@ async fn operator_runs_commands_and_forwards_ports_until_the_pod_ends() {
     let running = kubelet.run_pod(&wanted).await.unwrap();
     kubelet.logged(running.container("main"), "ready").await;
 
-    // A command's input, outputs and exit code.
+    // exec passes the input, both outputs and the exit code of a command.
     let script = "cat; echo bad >&2; exit 7";
     let words = ["exec", "-i", "web", "--", "sh", "-c", script];
     let input: Vec<u8> = (0..200_000).map(|number| b'a' + (number % 26) as u8).collect();
@@ -92,7 +92,7 @@ async fn operator_runs_commands_and_forwards_ports_until_the_pod_ends() {
     let (_, stderr, code) = run(&kiyot, &["exec", "web", "--", "/no/such/program"], b"");
     assert!(code == 1 && stderr.contains("/no/such/program"), "{code}: {stderr}");
 
-    // A terminal with a size that changes.
+    // exec passes a terminal and its changes of size.
     let mut terminal = Terminal::open();
     terminal.resize(81, 25);
     let mut child = start(&terminal, &kiyot, &["exec", "-it", "web", "-u", "main", "--", "sh"]);
@@ -118,7 +118,7 @@ async fn operator_runs_commands_and_forwards_ports_until_the_pod_ends() {
     assert_eq!(child.wait().unwrap().code(), Some(3));
     assert!(terminal.edits_lines());
 
-    // Ports of the pod; a port without a listener fails alone.
+    // Ports are forwarded independently: a port without a listener fails alone.
     let (mut forwarding, ports) = forward(&kiyot, &[":9001", ":9999"]);
     let (mut one, mut two) = (connect(ports[0]), connect(ports[0]));
     let mut nothing = Vec::new();
@@ -131,7 +131,7 @@ async fn operator_runs_commands_and_forwards_ports_until_the_pod_ends() {
         assert_eq!(&echo, sent);
     }
 
-    // A container's own terminal. Its pod ends while it is attached.
+    // attach uses the terminal of the container, and ends when the pod ends.
     let mut attached = start(&terminal, &kiyot, &["attach", "-it", "web", "-u", "shell"]);
     terminal.wait_for("press enter");
     terminal.press("echo answer-$((6*7))\n");

@@ -1,4 +1,4 @@
-//! Clients of other versions of the admin API, over the daemon's socket.
+//! Clients with other versions of the admin API, over the daemon's socket.
 
 use kiyot_proto::{ADMIN_REVISION, admin, codec::Codec};
 use kiyot_testkit::{Kiyot, Node};
@@ -6,7 +6,7 @@ use tonic::{Code, Request, Response, Status, client::Grpc, transport::Channel};
 
 use crate::cell::{operator::admin::channel, options};
 
-/// Makes a call with the messages of another version.
+/// Makes a call with messages of another version.
 pub(crate) async fn call<Q, R>(
     channel: &Channel,
     method: &str,
@@ -41,7 +41,8 @@ async fn clients_of_later_and_earlier_versions_are_answered() {
     );
     assert_eq!(later.message(), expected);
 
-    // It sends fields that the daemon does not know: those of a pod.
+    // A later client sends fields that the daemon does not know. The fields of a pod stand for
+    // them.
     let fields = admin::Pod { namespace: "default".to_owned(), attempt: 7, ..Default::default() };
     let version: Response<admin::VersionResponse> =
         call(&channel, "Version", fields).await.unwrap();
@@ -52,7 +53,7 @@ async fn clients_of_later_and_earlier_versions_are_answered() {
     let _known: Response<admin::CordonRequest> =
         call(&channel, "Version", admin::VersionRequest {}).await.unwrap();
 
-    // The daemon goes on.
+    // The daemon still answers.
     let backends: Response<admin::ListBackendsResponse> =
         call(&channel, "ListBackends", admin::ListBackendsRequest {}).await.unwrap();
     assert_eq!(backends.into_inner().backends.len(), 2);

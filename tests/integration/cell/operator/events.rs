@@ -1,4 +1,4 @@
-//! Stream of container events, as a kubelet with EventedPLEG reads it.
+//! The stream of container events, read as by a kubelet with EventedPLEG.
 
 use std::{
     collections::HashMap,
@@ -39,18 +39,19 @@ use crate::cell::{
 
 const EVENTS: &str = "/runtime.v1.RuntimeService/GetContainerEvents";
 
-/// Fake node runtime in front of containerd 1.6: streams events and answers some calls from the
-/// test. All other calls are forwarded to containerd.
+/// A fake node runtime in front of containerd 1.6. It streams events and answers some calls as the
+/// test specifies, and forwards all other calls to containerd.
 pub(crate) struct FakeNode {
     pub(crate) socket: PathBuf,
-    /// Sends the sender of each event stream that is opened. The stream ends when its sender is
+    /// Receives the sender of each event stream that is opened. A stream ends when its sender is
     /// dropped.
     opened: mpsc::UnboundedReceiver<mpsc::UnboundedSender<Frame<Bytes>>>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl FakeNode {
-    /// Starts it in front of a node's containerd, with responses by the paths of calls.
+    /// Starts the fake in front of a node's containerd. `answers` has responses by the path of the
+    /// call.
     pub(crate) fn before(node: &Node, answers: HashMap<&'static str, Vec<u8>>) -> Self {
         let socket = node.directory().join("played.sock");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -134,7 +135,7 @@ async fn next(stream: &mut Streaming<cri::ContainerEventResponse>) -> cri::Conta
 
 /// Verifies F10, F8.
 #[tokio::test]
-async fn events_of_cells_come_with_those_of_the_node() {
+async fn events_of_cells_and_of_the_node_are_in_one_stream() {
     let node = Node::start().await;
     let mut fake_node = FakeNode::before(&node, HashMap::new());
     let kiyot = Kiyot::start(
@@ -167,7 +168,7 @@ async fn events_of_cells_come_with_those_of_the_node() {
                 (&pod.id, &pod.metadata, &pod.labels),
                 (&sandbox, &running.config.metadata, &running.config.labels)
             );
-            // A later status is equal or newer.
+            // Events may arrive late: a status that is read afterwards is equal or newer.
             for status in &event.containers_statuses {
                 let Ok(now) = kubelet.container_status(&status.id).await else { continue };
                 assert!(now.state >= status.state, "{now:?} after {status:?}");
@@ -195,10 +196,10 @@ async fn events_of_cells_come_with_those_of_the_node() {
     assert_eq!(expect(&mut kubelet, &mut stream, Deleted, &main).await, []);
     assert_eq!(expect(&mut kubelet, &mut stream, Deleted, &sandbox).await, []);
 
-    // When the node's stream breaks, the merged stream breaks, and can be opened again.
-    sender.send(Frame::trailers(trailers(&Status::aborted("the node says so")))).unwrap();
+    // When the node's stream breaks, the merged stream breaks too. It can be opened again.
+    sender.send(Frame::trailers(trailers(&Status::aborted("broken by the node")))).unwrap();
     let status = tokio::time::timeout(LIMIT, stream.message()).await.unwrap().unwrap_err();
-    assert_eq!((status.code(), status.message()), (Code::Aborted, "the node says so"));
+    assert_eq!((status.code(), status.message()), (Code::Aborted, "broken by the node"));
     let mut stream = open(&mut kubelet).await;
     fake_node
         .opened
@@ -213,11 +214,12 @@ async fn events_of_cells_come_with_those_of_the_node() {
     assert_nothing_left(node);
 }
 
-/// containerd 1.6 does not stream events, so that a kubelet lists instead. Later versions do, and
-/// answer with their first event.
+/// containerd 1.6 does not stream events, so that a kubelet reads lists instead. Later versions
+/// stream events, and respond with their first event.
+///
 /// Verifies F8.
 #[tokio::test]
-async fn event_stream_exists_if_the_node_has_one() {
+async fn event_stream_exists_if_the_node_has_an_event_stream() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -1,4 +1,4 @@
-//! Cells in the Kubernetes API, by a daemon before a played API server.
+//! Cells in the Kubernetes API, which a fake API server serves.
 
 use kiyot_testkit::{
     ApiServer, Kiyot, KiyotOptions, LIMIT, Node, RunningPod, cri, table, wait_until,
@@ -18,7 +18,7 @@ fn definition() -> Value {
     serde_saphyr::from_str(DEFINITION).unwrap()
 }
 
-/// Adds the Node object of the node, which owns its cells.
+/// Adds the Node object of the node, which owns the objects of its cells.
 fn with_node(api: ApiServer) -> ApiServer {
     let metadata = json!({ "name": "worker-1" });
     api.put("nodes", json!({ "apiVersion": "v1", "kind": "Node", "metadata": metadata }));
@@ -59,7 +59,7 @@ fn pod_with_requests(pod: &RunningPod) -> Value {
     })
 }
 
-/// Waits until a cell of this phase is shown, and returns its object.
+/// Waits until the API has a cell in this phase. Returns the object of the cell.
 async fn shown(api: &ApiServer, phase: &str) -> Value {
     wait_until(format!("a cell is shown as {phase}"), LIMIT, async || {
         let cells = api.objects("cells");
@@ -72,7 +72,8 @@ async fn shown(api: &ApiServer, phase: &str) -> Value {
 #[tokio::test]
 async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
     let api = with_node(ApiServer::start_tls(&[definition()]).await);
-    // The daemon's last run had a cell that has ended since, and wrote no owner.
+    // The previous run of the daemon left this object. Its cell has ended, and the object has no
+    // owner.
     api.put("cells", stale("worker-1"));
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, with_access(&api)).await;
@@ -109,7 +110,7 @@ async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
             "COST",
         ]
     );
-    // CRI does not carry requests of memory.
+    // The API has the requests of memory, which CRI does not carry.
     api.put("pods", pod_with_requests(&running));
     let mut client = admin(&kiyot).await;
     wait_until("the requests of the API are shown", LIMIT, async || {
@@ -146,7 +147,7 @@ async fn cell_of_a_pod_is_shown_with_its_columns_and_removed_with_it() {
 
 /// Verifies A39.
 #[tokio::test]
-async fn cells_leave_free_what_pods_on_the_node_request_and_not_what_those_in_cells_do() {
+async fn cells_leave_room_for_requests_of_pods_on_the_node_but_not_of_pods_in_cells() {
     const MORE_THAN_THE_NODE: &str = "900000Gi";
     let api = with_node(ApiServer::start(&[definition()]).await);
     let node = Node::start().await;
@@ -189,7 +190,7 @@ async fn cells_leave_free_what_pods_on_the_node_request_and_not_what_those_in_ce
 
 /// Verifies K6.
 #[tokio::test]
-async fn daemon_in_a_pod_takes_its_service_account_when_it_is_there_and_a_rotated_token() {
+async fn daemon_in_a_pod_uses_its_service_account_once_present_and_a_rotated_token() {
     let mut api = with_node(ApiServer::start_tls(&[definition()]).await);
     api.accept_only("hush-first");
     let mut account = api.service_account();
@@ -210,7 +211,7 @@ async fn daemon_in_a_pod_takes_its_service_account_when_it_is_there_and_a_rotate
     account.project("hush-first");
     shown(&api, "Bound").await;
 
-    // The token is replaced while the API server is down, and the one before has expired.
+    // The token is rotated and the previous token expires while the API server is down.
     api.stop().await;
     let not_shown = "cells are not shown in the Kubernetes API";
     let before = said(not_shown);
@@ -232,7 +233,7 @@ async fn daemon_in_a_pod_takes_its_service_account_when_it_is_there_and_a_rotate
 
 /// Verifies K6.
 #[tokio::test]
-async fn daemon_without_its_api_server_runs_pods_says_so_once_and_shows_them_later() {
+async fn daemon_without_its_api_server_runs_pods_logs_once_and_shows_cells_later() {
     let mut api = with_node(ApiServer::start(&[definition()]).await);
     api.stop().await;
     let node = Node::start().await;
@@ -256,8 +257,8 @@ async fn daemon_without_its_api_server_runs_pods_says_so_once_and_shows_them_lat
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Returns an API server with a budget of the namespace of pods, and the options of a daemon that
-/// keeps to it with cells at a price per GiB.
+/// Returns an API server with a budget for the namespace of pods, and the options of a daemon that
+/// obeys the budget. Its cells have a price per GiB.
 async fn budgeted(spec: Value, gib_price: u32) -> (ApiServer, KiyotOptions) {
     let budgets: Value = serde_saphyr::from_str(BUDGETS).unwrap();
     let api = with_node(ApiServer::start(&[definition(), budgets]).await);
@@ -277,7 +278,7 @@ async fn budgeted(spec: Value, gib_price: u32) -> (ApiServer, KiyotOptions) {
 
 /// Verifies K24, K25.
 #[tokio::test]
-async fn cells_of_a_spent_budget_end_and_no_further_ones_are_launched() {
+async fn cells_of_a_spent_budget_end_and_no_further_cells_are_launched() {
     // A cell of the default size costs two dollars a second.
     let spec = json!({ "dollarsPerMonth": "4", "onExhausted": "end" });
     let (api, options) = budgeted(spec, 10_000).await;
@@ -289,14 +290,14 @@ async fn cells_of_a_spent_budget_end_and_no_further_ones_are_launched() {
         let status = kubelet.sandbox_status(&first.sandbox).await.unwrap();
         (status.state() == cri::PodSandboxState::SandboxNotready).then_some(())
     };
-    wait_until("its sandbox is not ready", LIMIT, has_ended).await;
+    wait_until("the sandbox is not ready", LIMIT, has_ended).await;
     let said = "CellBudget default/cells allows $4.0000 a month on all nodes, and ";
     assert!(kiyot.log().contains(said), "{}", kiyot.log());
     let spent = || {
         let budget = api.objects("cellbudgets").into_values().next().unwrap();
         budget["status"]["spent"]["monthLeft"] == "0.0000"
     };
-    wait_until("it is reported", LIMIT, async || spent().then_some(())).await;
+    wait_until("the spent budget is reported", LIMIT, async || spent().then_some(())).await;
     for _ in 0..2 {
         let error = kubelet.run_pod(&pod("second", WAIT)).await.unwrap_err();
         assert!(error.message().contains(said), "{error}");
@@ -309,7 +310,7 @@ async fn cells_of_a_spent_budget_end_and_no_further_ones_are_launched() {
 
 /// Verifies K20, K22.
 #[tokio::test]
-async fn namespace_keeps_to_its_budget_and_within_its_share_needs_no_api_server() {
+async fn namespace_obeys_its_budget_and_needs_no_api_server_within_its_share() {
     // A cell of the default size costs more than half of the budget.
     let (mut api, options) = budgeted(json!({ "dollarsPerHour": "1" }), 1).await;
     let node = Node::start().await;
@@ -327,7 +328,7 @@ async fn namespace_keeps_to_its_budget_and_within_its_share_needs_no_api_server(
     assert!(error.message().contains(said), "{error}");
     assert_eq!(kiyot.cells().len(), 1);
 
-    // The share is on disk: a restarted daemon needs no API server to use it.
+    // The share is on disk: a restarted daemon can use it without an API server.
     api.stop().await;
     kiyot.kill9();
     kiyot.start_again().await;

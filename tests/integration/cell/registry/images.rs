@@ -92,7 +92,7 @@ async fn pull_by_digest_asks_the_registry_although_the_node_has_the_image() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("stranger", WAIT)).await.unwrap();
-    // Without credentials, an image that another pod pulled is not this pod's.
+    // Another pod pulled the image. Without credentials, this pod must not get it.
     let image = Some(cri::ImageSpec {
         image: pinned,
         annotations: running.config.annotations.clone(),

@@ -1,4 +1,4 @@
-//! Layers that the node has unpacked, which cells of namespaces mount.
+//! Layers that the node has unpacked, which netns cells mount.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::cell::{
     WAIT, failures::faults::kill9, options, pod, remove_and_assert_clean, run_script,
 };
 
-/// Returns the snapshots of the node that hold layers for cells.
+/// Returns the snapshots on the node that hold layers for cells.
 fn held(node: &Node) -> Vec<String> {
     let snapshots = node.ctr(&["snapshots", "list"]);
     snapshots.lines().filter(|line| line.starts_with("kiyot-")).map(str::to_owned).collect()
@@ -44,14 +44,15 @@ async fn cell_mounts_the_layers_of_the_node_and_changes_none() {
         .filter(|point| point.starts_with(kiyot.state()))
         .filter(|point| point.ends_with("fs") && point.to_string_lossy().contains("/snapshots/"))
         .collect();
-    // The pause image has the lower one.
+    // The cell mounts both layers. The lower one is also a layer of the pause image.
     assert_eq!(snapshots.len(), 2, "{}", String::from_utf8_lossy(&table));
     for snapshot in snapshots {
         let file = format!("/proc/{agent}/root{}/own", snapshot.display());
         let refused = fs::write(file, "").unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem, "{refused}");
     }
-    // Its containerd has no blobs of them, and finds the image again when it starts.
+    // The cell's containerd has no blobs of the layers. It must find the image again after a
+    // restart.
     let blobs = "containerd/io.containerd.content.v1.content/blobs/sha256";
     let blobs = fs::read_dir(kiyot.state().join("cells").join(&cell).join(blobs)).unwrap();
     let sizes: Vec<_> = blobs.map(|blob| blob.unwrap().metadata().unwrap().len()).collect();
@@ -68,7 +69,7 @@ async fn cell_mounts_the_layers_of_the_node_and_changes_none() {
     let script = "cat /word && echo own > /word && rm /etc/passwd && cat /word /etc/passwd";
     let output = run_script(&mut kubelet, &main, script).await;
     assert!(output.starts_with("upperown\ncat: "), "{output}");
-    // Its layers are the image's, whatever becomes of the image on the node.
+    // The cell keeps its layers, even if the node's image is removed or changed.
     node.ctr(&["images", "remove", "--sync", "kiyot.test/two-layers:1"]);
     assert_eq!(run_script(&mut kubelet, &main, "cat /kept").await, "here");
     node.image("kiyot.test/two-layers:1", &image).await;
@@ -77,7 +78,7 @@ async fn cell_mounts_the_layers_of_the_node_and_changes_none() {
     let output = run_script(&mut kubelet, &main, "cat /word /etc/passwd").await;
     assert!(output.starts_with("upperroot:"), "{output}");
     kubelet.stop_and_remove(&second).await.unwrap();
-    assert_ne!(held(&node), Vec::<String>::new(), "those of the first cell are held");
+    assert_ne!(held(&node), Vec::<String>::new(), "the layers of the first cell are still held");
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     nothing_is_held(&node).await;
 }
@@ -94,7 +95,7 @@ async fn cells_with_an_image_share_what_the_node_holds() {
     let second = kubelet.run_pod(&pod("second", WAIT)).await.unwrap();
     assert_eq!(held(&node), of_one);
     kubelet.stop_and_remove(&first).await.unwrap();
-    // The second cell's own, and a third's after the first has ended.
+    // Layers are held for a second cell, and for a third cell after the end of the first.
     let third = kubelet.run_pod(&pod("third", WAIT)).await.unwrap();
     assert_eq!(held(&node), of_one);
     let main = second.container("main").id.clone();
@@ -102,7 +103,7 @@ async fn cells_with_an_image_share_what_the_node_holds() {
     kubelet.stop_and_remove(&second).await.unwrap();
     remove_and_assert_clean(&mut kubelet, &kiyot, &third).await;
     nothing_is_held(&node).await;
-    // Held again after all were released.
+    // After all layers were released, they are held again.
     let fourth = kubelet.run_pod(&pod("fourth", WAIT)).await.unwrap();
     assert_eq!(held(&node), of_one);
     remove_and_assert_clean(&mut kubelet, &kiyot, &fourth).await;
@@ -111,7 +112,7 @@ async fn cells_with_an_image_share_what_the_node_holds() {
 
 /// Verifies I23.
 #[tokio::test]
-async fn layers_held_by_an_earlier_daemon_end_with_the_cells_that_it_left() {
+async fn layers_held_by_an_earlier_daemon_are_released_with_its_cells() {
     let node = Node::start().await;
     let upper = vec![("/word".to_owned(), 0o644, b"upper".to_vec())];
     let image = ImageSpec { upper, ..ImageSpec::script(WAIT) };
@@ -133,14 +134,14 @@ async fn layers_held_by_an_earlier_daemon_end_with_the_cells_that_it_left() {
     })
     .await;
     let later = kubelet.run_pod(&pod("later", WAIT)).await.unwrap();
-    assert_eq!(held(&node), before, "the cell that was left may have any of them");
+    assert_eq!(held(&node), before, "the remaining cell may use any of the layers");
     kubelet.stop_and_remove(&left).await.unwrap();
     wait_until("the image of the ended cells is released", LIMIT, async || {
         (held(&node).len() < before.len()).then_some(())
     })
     .await;
     assert!(held(&node).iter().all(|line| before.contains(line)));
-    assert_ne!(held(&node), Vec::<String>::new(), "those of the later cell are held");
+    assert_ne!(held(&node), Vec::<String>::new(), "the layers of the later cell are held");
     remove_and_assert_clean(&mut kubelet, &kiyot, &later).await;
     nothing_is_held(&node).await;
 }
@@ -176,7 +177,7 @@ async fn layers_of_an_earlier_daemon_are_kept_if_containerd_was_down_at_the_star
     let mut kubelet = kiyot.kubelet().await;
     let same = kubelet.run_pod(&spec("same", "kiyot.test/kept:1")).await.unwrap();
     kubelet.stop_and_remove(&same).await.unwrap();
-    // Its layers are released after those that the pod before it had.
+    // The layers of this pod are released after the layers of the previous pod.
     let other = kubelet.run_pod(&spec("other", "kiyot.test/other:1")).await.unwrap();
     assert_ne!(held(&node), before);
     kubelet.stop_and_remove(&other).await.unwrap();

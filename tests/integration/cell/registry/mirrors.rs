@@ -13,7 +13,7 @@ use crate::cell::{
     remove_and_assert_clean,
 };
 
-/// Adds a `registry` section to the node's configuration and restarts its containerd.
+/// Adds a `registry` section to the node's configuration. Restarts the node's containerd.
 async fn configure_registry(node: &Node, registry: &str) {
     let file = node.directory().join("containerd.toml");
     let text = fs::read_to_string(&file).unwrap();
@@ -33,12 +33,12 @@ async fn configure_registry(node: &Node, registry: &str) {
     node.restart_containerd().await;
 }
 
-/// Returns true if containerd reports its registry configuration: versions before 2.0 do.
+/// Returns whether containerd reports its registry configuration. Versions before 2.0 do.
 async fn reports_registry(node: &Node) -> bool {
     containerd_version(&mut node.kubelet(&node.socket()).await.unwrap()).await < (2, 0)
 }
 
-/// Waits for a warning with these words in the log.
+/// Waits until the log has a warning with these words.
 async fn wait_for_warning(kiyot: &Kiyot<'_>, words: &[&str]) {
     wait_until(format!("the log has a warning with {words:?}"), LIMIT, async || {
         kiyot
@@ -60,8 +60,8 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
     let host = name.split_once('/').unwrap().0;
     let ca = node.directory().join("ca.crt");
     fs::write(&ca, "played").unwrap();
-    // Cells can't use the first endpoint, and nothing listens on the second. The registry is also
-    // configured by its address, as registries without TLS are.
+    // Cells can't use the first endpoint, and no registry listens at the second. The registry is
+    // also configured by its address, as registries without TLS are.
     let old = format!(
         "[registry.mirrors.{host:?}]\nendpoint = \
         [\"http://127.0.0.1:1\", \"http://{}:1\", \"http://{at}\"]\n\
@@ -84,7 +84,7 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
     let by_address = name.replace(host, &at.to_string());
     let mut pulled = Vec::new();
     for (container, name) in [("by-name", &name), ("by-address", &by_address)] {
-        // The node has credentials for this host; the kubelet has not.
+        // The node has credentials for this host, but the kubelet does not.
         pulled.push(kubelet.pull(&pod.spec, &pod.config, name, None).await.unwrap());
         assert!(!registry.asked().is_empty());
         assert_eq!(
@@ -92,7 +92,7 @@ async fn mirrors_in_the_nodes_own_file_are_used_by_cells_too() {
             pulled.last().unwrap()
         );
     }
-    // The node itself pulls the same way.
+    // The node pulls in the same way.
     let local = Pod::new("local");
     for name in [&name, &by_address] {
         pulled.push(kubelet.pull(&local, &kubelet.prepare(&local), name, None).await.unwrap());

@@ -1,4 +1,4 @@
-//! The pause image of cells, which is that of the node's runtime.
+//! The pause image of cells, which is the pause image of the node's runtime.
 
 use std::fs;
 
@@ -10,12 +10,12 @@ use kiyot_testkit::{
 
 use crate::cell::{WAIT, options, pod, remove_and_assert_clean};
 
-/// Argument of the pause image's program, which no other process has.
+/// An argument of the pause image's program. No other process has it.
 const SECONDS: &str = "2147480053";
 
 /// Verifies I29.
 #[tokio::test]
-async fn cell_runs_the_pause_image_of_the_nodes_runtime_after_a_prune_too() {
+async fn cell_runs_the_pause_image_of_the_nodes_runtime_even_after_a_prune() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let entrypoint = ["/bin/busybox", "sleep", SECONDS].map(str::to_owned).to_vec();
@@ -27,11 +27,11 @@ async fn cell_runs_the_pause_image_of_the_nodes_runtime_after_a_prune_too() {
 
     let kiyot = Kiyot::start(&node, KiyotOptions { pause_image: None, ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
-    // Before the first pod the node does not have the image, as after a prune.
+    // Before each pod, the node does not have the image, as after a prune.
     for pulls in 1..=2 {
         let running = kubelet.run_pod(&pod("paused", WAIT)).await.unwrap();
         if matches!(Provider::of_environment(), Provider::Netns) {
-            assert_eq!(processes(&[SECONDS]).len(), 1, "the cell's sandbox container");
+            assert_eq!(processes(&[SECONDS]).len(), 1, "the cell runs one sandbox container");
         }
         let log = kiyot.log();
         let (pulled, copied) =

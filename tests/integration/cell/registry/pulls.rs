@@ -25,7 +25,7 @@ use crate::cell::{
 
 /// Verifies I13.
 #[tokio::test]
-async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
+async fn concurrent_pulls_each_take_their_own_layers_from_the_node() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
@@ -38,7 +38,8 @@ async fn two_pulls_at_once_take_each_its_own_layers_from_the_node() {
         kubelet.forget(&local);
         let (name, _) = registry.image(&format!("{word}:1"), &image);
         let [config, layer, upper] = registry.parts(&name).try_into().unwrap();
-        // The configuration blob is held back while progress is checked; layers follow it.
+        // The registry holds the configuration blob back until the test has seen the base in the
+        // cell: the pull requests layers after the configuration.
         registry.pace(&config.0, Pace::Stalls(0));
         wanted.insert(config.0.clone());
         names.push((name, config.0));
@@ -122,7 +123,7 @@ async fn stalled_pull_ends_while_another_continues() {
     let mut kubelet = kiyot.kubelet().await;
     let pod = run_sandbox(&mut kubelet, "patient").await;
     registry.pace(&registry.parts(&stuck).pop().unwrap().0, Pace::Stalls(4 << 20));
-    // One MiB at a time, for half a minute.
+    // The registry sends one MiB at a time for half a minute.
     registry.pace(
         &registry.parts(&slow).pop().unwrap().0,
         Pace::Trickles(1 << 20, Duration::from_secs(1)),
@@ -149,7 +150,7 @@ async fn pod_ends_although_its_pull_stalls() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("stuck:1", &image_of_size(8 << 20));
-    // The pull has five minutes left, as long as a test may take.
+    // The deadline of the pull is five minutes away, as long as a test may take.
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     let pod = run_sandbox(&mut kubelet, "ending").await;
@@ -167,7 +168,7 @@ async fn pod_ends_although_its_pull_stalls() {
     pulled.unwrap_err();
 }
 
-/// Returns the node's image file systems, from a measurement that begins after the call.
+/// Returns the node's image file systems, measured after the call began.
 async fn fresh_image_fs_info(
     kubelet: &mut Kubelet,
     direct: &mut Kubelet,
@@ -188,7 +189,7 @@ async fn fresh_image_fs_info(
 
 /// Verifies I14.
 #[tokio::test]
-async fn image_file_systems_are_those_of_the_node() {
+async fn image_file_systems_equal_the_nodes() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let (name, _) = registry.image("app:1", &image_of_size(24 << 20));

@@ -1,4 +1,4 @@
-//! Images of pods in cells that are pulled from a registry.
+//! Images of pods in cells, pulled from a registry.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,19 +14,19 @@ use kiyot_testkit::{
 
 use crate::cell::{WAIT, options, remove_and_assert_clean};
 
-/// Returns options of a daemon whose cells pull through the node's mirrors. Without them the hosts
-/// of these images do not exist.
+/// Returns options of a daemon whose cells pull through the node's mirrors. Without the mirrors,
+/// the hosts of these images do not exist.
 pub(crate) fn with_mirrors(node: &Node) -> KiyotOptions {
     KiyotOptions { milpa: format!("registry_config_dir = {:?}\n", node.registries()), ..options() }
 }
 
-/// Returns an image that writes a text and runs until it is stopped. The last output of a container
-/// that ends by itself may be lost (`Ending`).
+/// Returns an image that writes a text and runs until it is stopped. It does not end by itself,
+/// because its last output could be lost (`Ending`).
 pub(crate) fn image_running(says: &str) -> ImageSpec {
     ImageSpec::script(&format!("trap 'exit 0' TERM; {says}; {WAIT}"))
 }
 
-/// Returns an image with a layer of its own that writes a word.
+/// Returns an image with its own layer that writes a word.
 pub(crate) fn image_with_word(word: &str) -> ImageSpec {
     ImageSpec {
         files: vec![(word.to_owned(), 0o644, word.into())],
@@ -34,7 +34,7 @@ pub(crate) fn image_with_word(word: &str) -> ImageSpec {
     }
 }
 
-/// Runs a sandbox in a cell without containers.
+/// Runs a sandbox without containers in a cell.
 pub(crate) async fn run_sandbox(kubelet: &mut Kubelet, name: &str) -> RunningPod {
     let pod = Pod::new(name).in_cell();
     let config = kubelet.prepare(&pod);
@@ -42,7 +42,7 @@ pub(crate) async fn run_sandbox(kubelet: &mut Kubelet, name: &str) -> RunningPod
     kubelet.running(&pod, config, sandbox)
 }
 
-/// Runs a container with the pull policy IfNotPresent until it has written its word, and stops it.
+/// Runs a container with the pull policy IfNotPresent, and stops it when it has written its word.
 /// Returns the id of its image.
 pub(crate) async fn run_until_word(
     kubelet: &mut Kubelet,
@@ -77,7 +77,7 @@ pub(crate) fn auth(user: &str, password: &str) -> cri::AuthConfig {
     }
 }
 
-/// `violet:sesame`, encoded as in a Docker configuration.
+/// `violet:sesame` as encoded in a Docker configuration.
 const ENCODED_CREDENTIALS: &str = "dmlvbGV0OnNlc2FtZQ==";
 
 /// Verifies I1.
@@ -176,30 +176,30 @@ async fn pull_policies_work_as_on_the_node() {
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut pod = run_sandbox(&mut kubelet, "policies").await;
-    // Never: the kubelet asks for the status and gives up.
+    // Never: the kubelet reads the status and gives up.
     assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None);
     assert_eq!(registry.asked(), Vec::<String>::new());
-    // IfNotPresent: the image is absent.
+    // IfNotPresent: the image is absent, and is pulled.
     let old = run_until_word(&mut kubelet, &mut pod, "first", &name, "old").await;
     assert_eq!(blob_requests(&registry.asked()).len(), 2);
-    // The image is present, whatever the registry has by now; Never runs it, too.
+    // IfNotPresent and Never: the image is present and runs, whatever the registry has now.
     registry.image("app:1", &image_with_word("new"));
     assert_eq!(run_until_word(&mut kubelet, &mut pod, "second", &name, "old").await, old);
     assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap().unwrap().id, old);
     assert_eq!(registry.asked(), Vec::<String>::new());
-    // Always: the registry is asked, and serves the new image.
+    // Always: the registry gets a request, and serves the new image.
     let new = kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap();
     assert_ne!(new, old);
     assert_eq!(blob_requests(&registry.asked()).len(), 2);
     assert_eq!(run_until_word(&mut kubelet, &mut pod, "third", &name, "new").await, new);
-    // Always, unchanged: no blob is fetched.
+    // Always, with an unchanged tag: no blob is fetched.
     assert_eq!(kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap(), new);
     let requests = registry.asked();
     assert!(!requests.is_empty() && blob_requests(&requests).is_empty(), "{requests:?}");
     remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 
-/// Counts requests by kind: the verb, and manifests or blobs.
+/// Counts requests by kind: the verb, with manifests or blobs.
 fn count_by_kind(requests: &[String]) -> BTreeMap<String, usize> {
     let mut kinds = BTreeMap::new();
     for request in requests {
@@ -215,7 +215,7 @@ fn count_by_kind(requests: &[String]) -> BTreeMap<String, usize> {
 
 /// Verifies I4.
 #[tokio::test]
-async fn policies_ask_the_registry_for_a_cell_as_often_as_for_the_node() {
+async fn pull_policies_make_as_many_requests_for_a_cell_as_for_the_node() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
@@ -225,7 +225,7 @@ async fn policies_ask_the_registry_for_a_cell_as_often_as_for_the_node() {
         let config = kubelet.prepare(&spec);
         let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
         let mut pod = kubelet.running(&spec, config, sandbox);
-        // Each has an image of its own without common layers.
+        // Each pod has its own image, without common layers.
         let word = |age: &str| format!("{age}-{}", spec.name);
         let repository = format!("app-{}:1", spec.name);
         let (name, _) = registry.image(&repository, &image_with_word(&word("old")));
@@ -248,7 +248,7 @@ async fn policies_ask_the_registry_for_a_cell_as_often_as_for_the_node() {
         kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap();
         ends("Always");
         run_until_word(&mut kubelet, &mut pod, "fourth", &name, &word("new")).await;
-        ends("a container of what was pulled");
+        ends("a container of the pulled image");
         asked_for.push(steps);
         kubelet.stop_and_remove(&pod).await.unwrap();
     }
@@ -259,7 +259,7 @@ async fn policies_ask_the_registry_for_a_cell_as_often_as_for_the_node() {
         assert_eq!(requests.is_empty(), !is_pull, "{step}: {requests:?}");
     }
     assert_eq!(of_cell, node_steps);
-    // The hosts of these images do not exist: all blobs came through the node's mirrors.
+    // The hosts of these images do not exist: all blobs were fetched through the node's mirrors.
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
 
@@ -275,14 +275,14 @@ async fn image_pulled_by_the_node_is_pulled_by_no_cell() {
         .run_pod(&Pod::new("local").container(Container::of_image("main", &name)))
         .await
         .unwrap();
-    assert_eq!(blob_requests(&registry.asked()).len(), 2, "the node pulls it");
+    assert_eq!(blob_requests(&registry.asked()).len(), 2, "the node pulls the image");
     for cell in ["first", "second"] {
         let mut pod = run_sandbox(&mut kubelet, cell).await;
         run_until_word(&mut kubelet, &mut pod, "main", &name, "once").await;
         assert_eq!(
             registry.asked(),
             Vec::<String>::new(),
-            "the {cell} cell copies it from the node"
+            "the {cell} cell copies the image from the node"
         );
         remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
     }
@@ -307,13 +307,13 @@ async fn cells_with_the_registry_as_source_pull_and_get_the_rest_from_the_node()
 
     let pod = run_sandbox(&mut kubelet, "with-credentials").await;
     kubelet.pull(&pod.spec, &pod.config, &name, Some(credentials)).await.unwrap();
-    assert_eq!(blob_requests(&registry.asked()).len(), 2, "the cell pulls it");
+    assert_eq!(blob_requests(&registry.asked()).len(), 2, "the cell pulls the image");
     remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 
-    // The registry refuses the cell, and for IfNotPresent the image is present.
+    // The registry refuses the cell. For IfNotPresent the image counts as present.
     let mut pod = run_sandbox(&mut kubelet, "without-credentials").await;
     run_until_word(&mut kubelet, &mut pod, "main", &name, "once").await;
-    assert_eq!(blob_requests(&registry.asked()), BTreeSet::new(), "the node sends it");
+    assert_eq!(blob_requests(&registry.asked()), BTreeSet::new(), "the node sends the image");
     assert!(kiyot.log().contains("image copied from the node"), "{}", kiyot.log());
     remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
     kubelet.forget(&local);
@@ -328,13 +328,13 @@ async fn layers_that_the_node_discarded_are_pulled() {
     let credentials = || Some(auth("violet", "sesame"));
     let kiyot = Kiyot::start(&node, with_mirrors(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
-    // An image that is pulled for a pod on the node is no image of a pod in a cell.
+    // An image that was pulled for a pod on the node does not count for a pod in a cell.
     let local = Pod::new("local");
     let on_node =
         kubelet.pull(&local, &kubelet.prepare(&local), &name, credentials()).await.unwrap();
     let fetched = blob_requests(&registry.asked());
     wait_until("the node has discarded a layer", LIMIT, async || {
-        // A removal starts containerd's garbage collection.
+        // Removing an image starts containerd's garbage collection.
         node.image("kiyot.test/passing:1", &image_with_word("passing")).await;
         node.ctr(&["images", "remove", "--sync", "kiyot.test/passing:1"]);
         let kept = node.ctr(&["content", "list", "--quiet"]);
@@ -343,7 +343,7 @@ async fn layers_that_the_node_discarded_are_pulled() {
     .await;
 
     let mut pod = run_sandbox(&mut kubelet, "whole").await;
-    // Never: the kubelet gives up. Other policies pull it with the pod's credentials.
+    // Never: the kubelet gives up. Other policies pull the image with the pod's credentials.
     assert_eq!(
         kubelet.image_status(&pod.spec, &name).await.unwrap(),
         None,
@@ -373,7 +373,7 @@ async fn images_of_cells_are_absent_on_the_node() {
     let before = listed_images(&mut kubelet).await;
     let mut pod = run_sandbox(&mut kubelet, "apart").await;
     let id = run_until_word(&mut kubelet, &mut pod, "main", &name, "apart").await;
-    // For runAsNonRoot the kubelet asks for the image's user without naming a pod.
+    // For runAsNonRoot, the kubelet requests the user of the image without naming a pod.
     for reference in [&name, &id] {
         assert_eq!(
             kubelet.image_status_without_pod(reference).await.unwrap().unwrap().username,
@@ -388,7 +388,7 @@ async fn images_of_cells_are_absent_on_the_node() {
         "the image is absent for a pod on the node"
     );
     remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
-    // Images that ended with their cell are absent.
+    // The images of an ended cell are absent.
     for reference in [&name, &id] {
         assert_eq!(kubelet.image_status_without_pod(reference).await.unwrap(), None);
     }
@@ -405,7 +405,7 @@ async fn listed_images(kubelet: &mut Kubelet) -> BTreeSet<String> {
     images.into_iter().flat_map(|image| image.repo_tags.into_iter().chain([image.id])).collect()
 }
 
-/// Pulls an image for a pod on the node. Removes the requests from the registry's list.
+/// Pulls an image for a pod on the node. Discards the requests that the registry has recorded.
 pub(crate) async fn pull_on_node(kubelet: &mut Kubelet, registry: &Registry, image: &str) -> Pod {
     let local = Pod::new("local");
     kubelet.pull(&local, &kubelet.prepare(&local), image, None).await.unwrap();
@@ -413,7 +413,7 @@ pub(crate) async fn pull_on_node(kubelet: &mut Kubelet, registry: &Registry, ima
     local
 }
 
-/// Returns an image with a layer that a cell does not have by its pause image, and one above it.
+/// Returns an image with two layers of its own. The pause image has neither.
 pub(crate) fn image_with_layers(base: &str, word: &str) -> ImageSpec {
     let file = |name: &str| vec![(name.to_owned(), 0o644, name.into())];
     ImageSpec {
@@ -425,7 +425,7 @@ pub(crate) fn image_with_layers(base: &str, word: &str) -> ImageSpec {
 
 /// Verifies I9.
 #[tokio::test]
-async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
+async fn layers_on_the_node_are_not_requested_from_the_registry() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Open);
     let [of_node, name] =
@@ -435,7 +435,8 @@ async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
     let local = pull_on_node(&mut kubelet, &registry, &of_node).await;
     let [config, base, upper] = registry.parts(&name).try_into().unwrap();
     let mut pod = run_sandbox(&mut kubelet, "sharing").await;
-    // The configuration blob is held back while progress is checked; layers follow it.
+    // The registry holds the configuration blob back until the test has seen the base in the cell:
+    // the pull requests layers after the configuration.
     registry.pace(&config.0, Pace::Stalls(0));
     let blob =
         base.0.replace("sha256:", "containerd/io.containerd.content.v1.content/blobs/sha256/");
@@ -463,7 +464,7 @@ async fn layers_that_the_node_holds_are_not_asked_of_the_registry() {
 
 /// Verifies I9.
 #[tokio::test]
-async fn no_layer_of_the_node_is_given_to_who_may_not_pull() {
+async fn pod_that_may_not_pull_gets_no_layer_of_the_node() {
     let node = Node::start().await;
     let registry = Registry::start(&node, Access::Basic("violet".to_owned(), "sesame".to_owned()));
     let (name, _) = registry.image("app:1", &image_with_layers("base", "mine"));
@@ -484,8 +485,9 @@ async fn no_layer_of_the_node_is_given_to_who_may_not_pull() {
     kubelet.forget(&local);
 }
 
-/// Time without progress after which a pull is cancelled with [`options_with_progress_timeout`]:
-/// longer than a busy machine needs for the first byte or for one MiB.
+/// The time without progress after which a pull is cancelled, with
+/// [`options_with_progress_timeout`]. It is longer than a busy machine needs for the first byte or
+/// for one MiB.
 pub(crate) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Returns options of a daemon that cancels a pull without progress for [`PROGRESS_TIMEOUT`].
@@ -498,7 +500,7 @@ pub(crate) fn options_with_progress_timeout(node: &Node) -> KiyotOptions {
     KiyotOptions { milpa, ..options() }
 }
 
-/// Returns an image with one layer of this size, which the node does not have.
+/// Returns an image with one layer of this size. The node does not have the layer.
 pub(crate) fn image_of_size(bytes: usize) -> ImageSpec {
     ImageSpec {
         files: vec![("weight".to_owned(), 0o644, vec![b'w'; bytes])],
@@ -541,7 +543,8 @@ async fn slow_pull_with_progress_continues() {
     let kiyot = Kiyot::start(&node, options_with_progress_timeout(&node)).await;
     let mut kubelet = kiyot.kubelet().await;
     let mut pod = run_sandbox(&mut kubelet, "slow").await;
-    // Two hundred parts, one each 100 ms. The cell's containerd writes one MiB at a time.
+    // The registry sends two hundred parts, one every 100 ms. The cell's containerd writes one MiB
+    // at a time.
     registry.pace(
         &registry.parts(&name).pop().unwrap().0,
         Pace::Trickles(128 << 10, Duration::from_millis(100)),
@@ -552,7 +555,7 @@ async fn slow_pull_with_progress_continues() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
 }
 
-/// Returns those of the words that the daemon, the node's containerd or the cells have written.
+/// Returns the words that the daemon, the node's containerd or the cells have written.
 pub(crate) fn written_words(node: &Node, kiyot: &Kiyot<'_>, words: &[&str]) -> Vec<String> {
     let of_cells = kiyot.cells().into_iter().map(|cell| kiyot.state().join("cells").join(cell));
     let logs =
@@ -584,7 +587,7 @@ async fn registry_token_is_ignored_as_on_the_node() {
     let on_node =
         kubelet.pull(&local, &kubelet.prepare(&local), &name, token.clone()).await.unwrap_err();
     let in_cell = kubelet.pull(&pod.spec, &pod.config, &name, token).await.unwrap_err();
-    // containerd does not know this form of credentials; a later version may.
+    // containerd 1.6 does not support this form of credentials; a later version may.
     assert_eq!((in_cell.code(), in_cell.message()), (on_node.code(), on_node.message()));
     assert_eq!(written_words(&node, &kiyot, &["an-open-sesame"]), Vec::<String>::new());
     remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;
@@ -614,8 +617,8 @@ async fn private_image_exists_for_its_pod_by_every_pull_policy() {
             registry.image(&format!("violet/app{number}:1"), &image_with_word("private"));
         // Never: the image is absent.
         assert_eq!(kubelet.image_status(&pod.spec, &name).await.unwrap(), None);
-        // IfNotPresent: pulled with the pod's credentials, then present without a request. Always:
-        // requested again, without fetching a blob.
+        // IfNotPresent: the image is pulled with the pod's credentials, and is then present without
+        // a request. Always: the registry gets another request, but no blob is fetched.
         let pulled = kubelet.pull(&pod.spec, &pod.config, &name, Some(form.clone())).await.unwrap();
         registry.asked();
         assert_eq!(
@@ -646,14 +649,14 @@ async fn image_removed_on_the_node_stays_in_cells() {
     let local = pull_on_node(&mut kubelet, &registry, &name).await;
     let mut pod = run_sandbox(&mut kubelet, "keeping").await;
     run_until_word(&mut kubelet, &mut pod, "first", &name, "kept").await;
-    // The kubelet's garbage collection reads it.
+    // The kubelet's garbage collection reads these values.
     let used = filesystems(&mut kubelet).await;
     let image = Some(cri::ImageSpec { image: name.clone(), ..Default::default() });
     kubelet.image.remove_image(cri::RemoveImageRequest { image }).await.unwrap();
     assert_eq!(kubelet.image_status(&local, &name).await.unwrap(), None);
     run_until_word(&mut kubelet, &mut pod, "second", &name, "kept").await;
     assert_eq!(registry.asked(), Vec::<String>::new());
-    // It counts the node's disk, and nothing of a cell.
+    // The usage counts the node's disk, but not the cell's.
     assert_eq!(filesystems(&mut kubelet).await, used);
     assert!(
         used.iter().all(|path| Path::new(path).starts_with(node.directory().join("root"))),
@@ -663,7 +666,7 @@ async fn image_removed_on_the_node_stays_in_cells() {
     kubelet.forget(&local);
 }
 
-/// Returns the image file systems as the kubelet's garbage collection sees them.
+/// Returns the image file systems that the kubelet's garbage collection reads.
 async fn filesystems(kubelet: &mut Kubelet) -> Vec<String> {
     let info =
         kubelet.image.image_fs_info(cri::ImageFsInfoRequest::default()).await.unwrap().into_inner();

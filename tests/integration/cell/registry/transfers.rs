@@ -18,7 +18,7 @@ use crate::cell::{
     },
 };
 
-/// Pause of the test's client: longer than a query may take.
+/// A pause of the client that is longer than a query may take.
 const CLIENT_PAUSE: Duration = Duration::from_secs(7);
 
 fn connect() -> TcpStream {
@@ -44,7 +44,7 @@ async fn dns_connection_carries_every_answer_of_the_name_server() {
     let cell = kiyot.cells().remove(0);
     query_by_udp(&cell, "one.test", CELL_DNS_ADDRESS).await;
 
-    // Zone transfer: 2.4 MB in messages with one answer each.
+    // A zone transfer has 2.4 MB, in messages with one answer each.
     let zone = in_cell_network(&cell, || {
         let mut stream = connect();
         stream.write_all(&length_prefixed(&query(1, "zone.test"))).unwrap();
@@ -53,7 +53,8 @@ async fn dns_connection_carries_every_answer_of_the_name_server() {
     assert!(zone.iter().enumerate().all(|(number, message)| message.len() == ZONE_MESSAGE_BYTES
         && message.last() == Some(&u8::try_from(number).unwrap())));
 
-    // Several queries at once, then a query after a pause; messages may arrive in parts.
+    // The client sends several queries at once and another query after a pause. A message may
+    // arrive in parts.
     let answers = in_cell_network(&cell, || {
         let mut stream = connect();
         let all: Vec<u8> =
@@ -66,7 +67,8 @@ async fn dns_connection_carries_every_answer_of_the_name_server() {
         std::thread::sleep(CLIENT_PAUSE);
         stream.write_all(&length_prefixed(&query(6, "one.test"))).unwrap();
         answers.push(read_message(&mut stream).unwrap());
-        // The client shuts down its side; the name server does, too, and nothing more arrives.
+        // After the client has shut down its side, the name server shuts down the other side
+        // without sending more.
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         assert_eq!(stream.read_to_end(&mut Vec::new()).unwrap(), 0);
         answers
@@ -77,7 +79,7 @@ async fn dns_connection_carries_every_answer_of_the_name_server() {
         .collect();
     assert_eq!(answers, expected);
 
-    // If the name server does not listen, the connection ends without data.
+    // The connection ends without data if the name server does not listen.
     let length = in_cell_network(&cell, || {
         let mut stream = TcpStream::connect(("169.254.253.54", 53)).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -99,14 +101,14 @@ async fn link_to_name_servers_removed_by_a_pod_is_created_again() {
     assert_resolves(&mut kubelet, &main).await;
     let cell = kiyot.cells().remove(0);
     for _ in 0..2 {
-        // A container with NET_ADMIN may do this.
+        // A container with NET_ADMIN may delete the link.
         let removed = in_cell_network(&cell, || {
             Command::new("ip").args(["link", "delete", "kiyot-dns"]).output().unwrap()
         });
         assert!(removed.status.success(), "{removed:?}");
         assert_resolves(&mut kubelet, &main).await;
     }
-    // The new sockets of the cell are the name server's only sockets.
+    // The name server's only sockets are the new sockets of the cell.
     let by_tcp = wait_until("the name server answers by TCP", LIMIT, async || {
         in_cell_network(&cell, || {
             let mut stream = TcpStream::connect((CELL_DNS_ADDRESS, 53)).ok()?;

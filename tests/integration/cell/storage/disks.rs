@@ -12,7 +12,7 @@ use redb::TableDefinition;
 
 use crate::cell::{WAIT, assert_nothing_left, is_ready, options, pod, remove_and_assert_clean};
 
-/// Tmpfs that is unmounted when dropped.
+/// A tmpfs that is unmounted when dropped.
 pub(crate) struct Disk(PathBuf);
 
 impl Disk {
@@ -26,7 +26,7 @@ impl Disk {
         mount(&["-o", &format!("remount,{options}")], &self.0);
     }
 
-    /// Takes all free space. Returns the file that occupies it.
+    /// Fills the disk. Returns the file that takes the space.
     fn fill(&self) -> PathBuf {
         let path = self.0.join("filler");
         let mut file = fs::File::create(&path).unwrap();
@@ -52,7 +52,7 @@ fn mount(arguments: &[&str], path: &Path) {
 
 /// Verifies X5.
 #[tokio::test]
-async fn full_state_dir_harms_no_pod_and_is_recovered_from() {
+async fn full_state_dir_harms_no_pod_and_the_daemon_recovers() {
     let node = Node::start().await;
     let disk = Disk::mount(&node.directory().join("kiyot/state"), "size=256m");
     let kiyot = Kiyot::start(&node, options()).await;
@@ -64,7 +64,8 @@ async fn full_state_dir_harms_no_pod_and_is_recovered_from() {
     let second = pod("second", WAIT);
     let config = kubelet.prepare(&second);
     let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
-    // The text is ours, or that of the first failure; containerd's begin lower-case.
+    // The text is from the daemon or from the first failure in containerd, which begins in lower
+    // case.
     let words = refused.message().to_lowercase();
     assert!(
         words.contains("no space left on device") || words.contains("no space is left"),
@@ -88,11 +89,12 @@ async fn full_state_dir_harms_no_pod_and_is_recovered_from() {
     assert_nothing_left(node);
 }
 
-/// Without space for records, no stop reports a success that it did not have, and no record is
-/// lost. Stopping a pod frees space, and with space all stops complete.
+/// While the disk has no space for records, no stop returns success before the end of the stopped
+/// object, and no record is lost. Stopping a pod frees space. With space, all stops complete.
+///
 /// Verifies X5, Y31.
 #[tokio::test]
-async fn pod_stopped_while_the_state_dir_is_full_ends_with_free_space() {
+async fn pod_stopped_while_the_state_dir_is_full_ends_once_space_is_free() {
     let node = Node::start().await;
     let disk = Disk::mount(&node.directory().join("kiyot/state"), "size=256m");
     let kiyot = Kiyot::start(&node, options()).await;
@@ -103,28 +105,28 @@ async fn pod_stopped_while_the_state_dir_is_full_ends_with_free_space() {
         kubelet.run_pod(&pod("second", &script)).await.unwrap(),
     );
     let main = first.container("main").clone();
-    // Before its trap is set, the shell ignores SIGTERM.
+    // The shell ignores SIGTERM until its trap is set.
     kubelet.logged(&main, "ready").await;
     let filler = disk.fill();
 
     // The cell's containerd does not complete a stop that it can't write down. The longer the disk
-    // is full, the later containerd tries again.
+    // is full, the later containerd retries.
     let mut other = kubelet.clone();
     let stop_of_container = async {
         let refused = other.stop_container(&main.id, 10).await;
         let state = other.container_status(&main.id).await.unwrap().state();
         assert!(
             refused.is_err() || state == cri::ContainerState::ContainerExited,
-            "{refused:?}, and it is {state:?}"
+            "the stop returned {refused:?}, but the container is {state:?}"
         );
     };
-    // A pod can be stopped: the files of its cell free the space for its record.
+    // A pod can be stopped, because removing the files of its cell frees space for its record.
     let stop_of_pod = wait_until("the sandbox is stopped on a full disk", LIMIT, async || {
         let stopped = kubelet
             .runtime
             .stop_pod_sandbox(cri::StopPodSandboxRequest { pod_sandbox_id: second.sandbox.clone() })
             .await;
-        // After an error, the end may have been recorded since by the daemon's own retry.
+        // After an error, the daemon's own retry may have recorded the end.
         assert!(stopped.is_err() || !is_ready(&mut kubelet, &second.sandbox).await, "{stopped:?}");
         stopped.ok()
     });
@@ -155,11 +157,12 @@ async fn pod_stopped_while_the_state_dir_is_full_ends_with_free_space() {
     assert_nothing_left(node);
 }
 
-/// A pod that fills the disk of the records, and takes all space that becomes free, does not keep
-/// the end of another pod from being recorded.
+/// A pod fills the disk of the records and takes all freed space. The end of another pod is
+/// recorded all the same.
+///
 /// Verifies X43.
 #[tokio::test]
-async fn pod_that_fills_the_state_dir_keeps_no_other_from_its_end() {
+async fn pod_that_fills_the_state_dir_prevents_no_end_of_another_pod() {
     let node = Node::start().await;
     let disk = Disk::mount(&node.directory().join("kiyot/state"), "size=256m");
     let mut kiyot = Kiyot::start(&node, options()).await;
@@ -177,7 +180,8 @@ async fn pod_that_fills_the_state_dir_keeps_no_other_from_its_end() {
     let greedy = kubelet.run_pod(&greedy).await.unwrap();
     let is_full = || rustix::fs::statvfs(&disk.0).is_ok_and(|disk| disk.f_bavail == 0);
     wait_until("the disk is full", LIMIT, async || is_full().then_some(())).await;
-    // Both at once: their containerds can't write either, so that each stop lasts long.
+    // The pods are stopped concurrently, because each stop takes long: their containerds can't
+    // write either.
     let stops = others.iter().map(|other| {
         let stop = cri::StopPodSandboxRequest { pod_sandbox_id: other.sandbox.clone() };
         let mut runtime = kubelet.runtime.clone();
@@ -198,7 +202,7 @@ async fn pod_that_fills_the_state_dir_keeps_no_other_from_its_end() {
         kubelet.stop_and_remove(other).await.unwrap();
     }
     assert!(is_ready(&mut kubelet, &greedy.sandbox).await);
-    // Its own containerd can't write either; only the end of its cell frees space.
+    // The greedy pod's containerd can't write either. Only the end of the cell frees space.
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: greedy.sandbox.clone() };
     kubelet.runtime.stop_pod_sandbox(stop).await.unwrap();
     remove_and_assert_clean(&mut kubelet, &kiyot, &greedy).await;
@@ -263,7 +267,7 @@ const FUTURE_ENVELOPE: &[u8] = &[0x08, 0x02, 0x12, 0x00];
 
 /// Verifies X6.
 #[tokio::test]
-async fn broken_and_future_records_end_their_own_pod_alone() {
+async fn broken_and_future_records_end_only_their_own_pod() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -288,19 +292,20 @@ async fn broken_and_future_records_end_their_own_pod_alone() {
     })
     .await;
     assert_eq!(output.stdout, "here\n");
-    // A pod without its cell's record ends with a reason, and only after its cell has ended.
+    // A pod whose cell has no readable record is reported as ended, with a reason, after its cell
+    // has ended.
     let status = kubelet.exited(&broken.container("main").id).await;
     assert_eq!(status.reason, "CellLost");
     assert!(status.message.contains("its record could not be read"), "{}", status.message);
     let left = Leftovers::of_host().about(&[cell]);
     assert!(left.is_empty(), "left:\n{left}");
-    // A record of a later version is unreadable: its pod is unknown, and its next sandbox starts
+    // A record of a later version is unreadable. Its pod is unknown, and its next sandbox starts
     // only after the old cell has ended.
     assert!(kubelet.sandboxes().await.unwrap().iter().all(|listed| listed.id != future.sandbox));
     let anew = kubelet.run_pod(&future.spec).await.unwrap();
     assert_eq!(kiyot.cells().len(), 2, "the cells of the intact pod and of the new sandbox");
     for words in ["invalid record quarantined", "version 2: "] {
-        assert!(kiyot.log().contains(words), "the log has {words:?}");
+        assert!(kiyot.log().contains(words), "the log has no {words:?}");
     }
     kubelet.stop_and_remove(&anew).await.unwrap();
     kubelet.stop_and_remove(&broken).await.unwrap();

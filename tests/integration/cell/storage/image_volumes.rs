@@ -1,4 +1,5 @@
-//! Image volumes: mounted by containerd 2.1 and later, refused by name by older versions.
+//! Image volumes: containerd 2.1 and later mount them; with older versions they are refused by
+//! name.
 
 use kiyot_testkit::{Container, Kiyot, Node, Pod, RunningPod, cri, image::ImageSpec};
 use tonic::Code;
@@ -7,8 +8,8 @@ use crate::cell::{WAIT, containerd_version, options, remove_and_assert_clean};
 
 const MODEL: &str = "kiyot.test/model:1";
 
-/// Returns the mount that a kubelet sends after it has made the image present: its source is the
-/// image's id.
+/// Returns the mount that a kubelet sends after pulling the image. The source of the mount is the
+/// id of the image.
 fn mount(id: &str, at: &str, sub_path: &str) -> cri::Mount {
     let image = cri::ImageSpec {
         image: id.to_owned(),
@@ -72,7 +73,7 @@ async fn assert_mounts(
     }
     let written = kubelet.exec_sync(&created.id, &["touch", "/model/more"]).await.unwrap();
     assert!(written.code != 0 && written.stderr.contains("Read-only"), "{written:?}");
-    // The status names the image that the kubelet asked for.
+    // The status has the name with which the kubelet requested the image.
     let status = kubelet.container_status(&created.id).await.unwrap();
     let image_mounts: Vec<_> = status
         .mounts

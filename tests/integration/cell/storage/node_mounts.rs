@@ -1,4 +1,4 @@
-//! Mounts of the node: a cell keeps those that it needs, and no other.
+//! Mounts of the node. A cell keeps only the mounts that it needs.
 
 use std::{
     fs,
@@ -15,7 +15,8 @@ use crate::cell::{
 };
 
 /// Returns the command lines of a cell's processes that see a mount whose path ends with
-/// `path_end`. Launches of other tests see all mounts of the node until they leave its root.
+/// `path_end`. Launches of other tests are left out, because they see all mounts of the node until
+/// they leave its root.
 fn processes_with_mount(cell: &str, path_end: &str) -> Vec<String> {
     let processes = processes_of(cell).into_iter();
     let with_mount = processes.filter(|pid| {
@@ -26,7 +27,7 @@ fn processes_with_mount(cell: &str, path_end: &str) -> Vec<String> {
     with_mount.map(|pid| format!("{pid} {}", command_line(&pid))).collect()
 }
 
-/// Gives the daemon of a node a `state_dir` that is a link, and returns the target.
+/// Makes the `state_dir` of a node's daemon a link. Returns the target of the link.
 pub(crate) fn link_state_dir(node: &Node) -> PathBuf {
     let (real, daemon) = (node.directory().join("disk"), node.directory().join("kiyot"));
     fs::create_dir(&real).unwrap();
@@ -95,7 +96,7 @@ async fn cell_ends_with_its_mounts_also_if_the_state_directory_is_a_link() {
     let mut kubelet = kiyot.kubelet().await;
     let running = kubelet.run_pod(&pod("linked", WAIT)).await.unwrap();
     let cell = kiyot.cells().remove(0);
-    // As a cell could leave it on the node.
+    // A cell may leave such a mount on the node.
     let left = kiyot.state().join("cells").join(&cell).join("pod/left");
     mount(&["-t", "tmpfs", "none"], &left);
     assert!(mounts_beneath(&real).iter().any(|point| point.ends_with("pod/left")));
@@ -120,7 +121,7 @@ async fn programs_on_a_file_system_of_their_own_run_in_a_cell() {
     let found = std::env::split_paths(command::PATH).map(|dir| dir.join("containerd"));
     let containerd: PathBuf = found.into_iter().find(|path| path.is_file()).unwrap();
     fs::copy(containerd, programs.join("bin/containerd")).unwrap();
-    // The configured path is a symbolic link from elsewhere.
+    // The configured path is a symbolic link outside the file system of the programs.
     let link = node.directory().join("the-containerd");
     symlink("programs/bin/containerd", &link).unwrap();
     let options =

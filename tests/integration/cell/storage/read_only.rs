@@ -1,5 +1,5 @@
-//! Recursively read-only mounts: supported by containerd 2.0 and later, which the kubelet learns
-//! beforehand.
+//! Recursively read-only mounts. containerd 2.0 and later support them. The kubelet learns this
+//! from Status.
 
 use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, Source, cri};
 use tonic::Code;
@@ -37,15 +37,15 @@ async fn recursive_read_only_mount_follows_the_cells_containerd() {
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut running = kubelet.running(&spec, config, sandbox);
-    // Node and cells have the same containerd here. It may support user namespaces, which pods in
-    // cells do not have.
+    // The node and the cells have the same containerd here. It may support user namespaces, but
+    // pods in cells have none.
     let does = containerd_version(&mut kubelet).await >= (2, 0)
         && handler_features(&mut kubelet, "").await.recursive_read_only_mounts;
     let expected =
         cri::RuntimeHandlerFeatures { recursive_read_only_mounts: does, user_namespaces: false };
     assert_eq!(handler_features(&mut kubelet, "kiyot").await, expected);
 
-    // Mounts a file system within the volume in the cell.
+    // The container mounts a file system within the volume in the cell.
     let maker = Container::script("maker", WAIT).mount("scratch", "/scratch");
     let made = kubelet.create_container(&running, &maker, 0).await.unwrap();
     kubelet.start_container(&made.id).await.unwrap();
@@ -108,7 +108,7 @@ async fn recursive_read_only_mount_follows_the_cells_containerd() {
         assert_eq!(output.contains("written"), !recursive_read_only, "{output}");
         running.containers.insert(container.name, made);
     }
-    // The restarted daemon reports it before it has launched a cell.
+    // The restarted daemon reports the feature before it has launched a cell.
     kiyot.restart().await;
     let mut kubelet = kiyot.kubelet().await;
     assert_eq!(handler_features(&mut kubelet, "kiyot").await, expected);

@@ -1,4 +1,4 @@
-//! Limit of a pod's usage of its cell's disk.
+//! The limit on a pod's usage of its cell's disk.
 
 use kiyot_testkit::{
     Container, Kiyot, KiyotOptions, Kubelet, LIMIT, Node, Pod, Source, cri, wait_until,
@@ -19,7 +19,7 @@ fn with_scratch(name: &str, script: &str) -> Pod {
         .container(Container::script("main", script).mount("scratch", "/scratch"))
 }
 
-/// Returns the bytes that the pod uses, as reported by its cell.
+/// Returns the bytes that the pod uses, as its cell reports them.
 async fn usage_bytes(kubelet: &mut Kubelet, sandbox: &str) -> u64 {
     let request =
         cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: true };
@@ -62,7 +62,7 @@ async fn pod_over_its_limit_is_evicted_and_others_run_on() {
     let main = modest.container("main");
     crate::cell::wait_until_connected(&mut kubelet, main).await;
     let more = ["dd", "if=/dev/zero", "of=/scratch/more", "bs=1M", "count=48"];
-    // The pod may be ended before the response.
+    // The pod may end before the response.
     let _ = kubelet.exec_sync(&main.id, &more).await;
     assert_eq!(kubelet.exited(&main.id).await.reason, "Evicted");
     remove_and_assert_clean(&mut kubelet, &kiyot, &modest).await;

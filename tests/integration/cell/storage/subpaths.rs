@@ -1,4 +1,4 @@
-//! Subpaths of volumes, bound by the kubelet, in cells.
+//! Subpaths of volumes in cells, bound by the kubelet.
 
 use std::{fs, path::Path};
 
@@ -115,7 +115,7 @@ async fn subpath_of_an_empty_dir_is_live_and_shared() {
         .volume("scratch", Source::EmptyDir { memory: false })
         .volume("fast", Source::EmptyDir { memory: true });
     let mut running = run_sandbox(&mut kubelet, &spec).await;
-    // Files of an init container are in the cell, and absent on the node.
+    // Files of an init container are in the cell, but not on the node.
     let first = Container::script(
         "init",
         "echo made > /scratch/config; mkdir /scratch/data; \
@@ -126,7 +126,7 @@ async fn subpath_of_an_empty_dir_is_live_and_shared() {
     let init = start_container(&mut kubelet, &mut running, &first).await;
     assert_eq!(kubelet.exited(&init).await.exit_code, 0);
 
-    // The kubelet finds none of these paths on the node, and creates directories.
+    // The kubelet creates directories for these paths, because they are absent on the node.
     let pod = kubelet.pod_directory(&spec.uid);
     let (scratch, fast) = (
         pod.join("volumes/kubernetes.io~empty-dir/scratch"),

@@ -8,8 +8,8 @@ use crate::cell::{
     WAIT, assert_nothing_left, options, pod, remove_and_assert_clean, storage::disks::Disk,
 };
 
-/// Creates some 27,000 nested directories: too deep for a recursive walk's stack, and their paths
-/// are longer than PATH_MAX.
+/// Creates about 27,000 nested directories. The tree is too deep for the stack of a recursive walk,
+/// and its paths are longer than PATH_MAX.
 const NEST: &str = "nest() { cd $1; p=d; i=0; while [ $i -lt 900 ]; do p=$p/d; i=$((i+1)); done; \
     mkdir chain; \
     n=0; while [ $n -lt 30 ]; do \
@@ -19,7 +19,7 @@ const NEST: &str = "nest() { cd $1; p=d; i=0; while [ $i -lt 900 ]; do p=$p/d; i
 #[tokio::test]
 async fn pod_with_nested_directories_ends_and_leaves_no_file() {
     let node = Node::start().await;
-    // In memory, because some disks remove only a few hundred directories a second.
+    // The tree is in memory, because some disks remove only a few hundred directories a second.
     let disk = Disk::mount(&node.directory().join("kiyot/state"), "size=512m");
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -1,4 +1,4 @@
-//! Contents of volumes in cells, and their fate after failures.
+//! Contents of volumes in cells, and what remains of them after failures.
 
 use std::{collections::BTreeMap, fs, io, os::unix::fs::MetadataExt, path::Path};
 
@@ -18,7 +18,7 @@ fn sum<'a>(contents: impl IntoIterator<Item = &'a Vec<u8>>) -> String {
 
 /// Verifies D7.
 #[tokio::test]
-async fn contents_of_all_kinds_arrive_as_they_are() {
+async fn contents_of_all_kinds_arrive_unchanged() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -73,7 +73,7 @@ async fn contents_of_all_kinds_arrive_as_they_are() {
         "/optional:\n\n/optional-secret:\n0\n..data/sub\n"
     );
 
-    // Many keys arrive completely, and optional keys appear.
+    // All keys of a large volume arrive, and optional keys appear.
     let many: BTreeMap<String, Vec<u8>> = (1000..3000)
         .map(|key| (format!("key-{key:04}"), format!("new value of {key}\n").into_bytes()))
         .collect();
@@ -92,7 +92,7 @@ async fn contents_of_all_kinds_arrive_as_they_are() {
 
 /// Verifies D9.
 #[tokio::test]
-async fn read_only_is_read_only_and_memory_has_its_size() {
+async fn read_only_volume_is_read_only_and_memory_volume_has_its_size() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -105,7 +105,7 @@ async fn read_only_is_read_only_and_memory_has_its_size() {
         .volume("scratch", Source::EmptyDir { memory: false });
     let config = kubelet.prepare(&spec);
     let volumes = kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~empty-dir");
-    // The kubelet mounts a volume with a sizeLimit this way.
+    // The kubelet mounts a volume with a sizeLimit in this way.
     kiyot_testkit::output(
         "mount",
         &["-o", "remount,size=2m", &volumes.join("fast").display().to_string()],
@@ -136,11 +136,11 @@ async fn read_only_is_read_only_and_memory_has_its_size() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Returns the files beneath a directory that contain these bytes. Mounts are not on the
-/// directory's disk, and are skipped.
+/// Returns the files beneath a directory that contain these bytes. Mounts are skipped, because they
+/// are not on the disk of the directory.
 ///
 /// # Panics
-/// For unreadable files, except those that are removed meanwhile.
+/// For unreadable files, except files that are removed meanwhile.
 pub(crate) fn files_with(directory: &Path, bytes: &[u8]) -> Vec<String> {
     let present = |result: io::Result<Vec<u8>>, path: &Path| match result {
         Ok(content) => Some(content),
@@ -193,8 +193,9 @@ async fn secret_is_on_no_disk() {
         SECRETS[0].repeat(2)
     );
 
-    // The search covers the node's files without mounts: the kubelet's own secrets are in memory,
-    // and no other file has them. A file that a container writes to the cell's disk is found.
+    // The search includes the node's files but not its mounts: the kubelet's own secrets are in
+    // memory, and no other file has them. The search finds a file that a container writes to the
+    // cell's disk.
     let planted = "echo -n planted-; echo word";
     run_script(&mut kubelet, &main, &format!("{{ {planted}; }} > /written; sync")).await;
     assert!(
@@ -207,7 +208,7 @@ async fn secret_is_on_no_disk() {
         assert!(!kiyot.log().contains(PART));
     };
     is_nowhere(&kiyot);
-    // Nor do later secrets leak, neither by an update nor by a restarted daemon.
+    // Secrets in an update or after a restart of the daemon do not leak either.
     kubelet.update_volume(&spec, "key", &Source::files(&[("key", SECRETS[1])]));
     wait_for_output(&mut kubelet, &main, "cat /key/key", SECRETS[1]).await;
     is_nowhere(&kiyot);
@@ -248,7 +249,7 @@ async fn volume_unmounted_on_the_node_stays_in_the_cell() {
         wait_for_output(&mut kubelet, &main, "cat /settings/colour", colour).await;
     }
     assert_eq!(run_script(&mut kubelet, &main, "cat /key/key").await, "hush");
-    // The kubelet restarts, and writes the volume again.
+    // After its restart, the kubelet writes the volume again.
     rustix::mount::mount("tmpfs", &key, "tmpfs", rustix::mount::MountFlags::empty(), None).unwrap();
     kubelet.update_volume(&spec, "key", &Source::files(&[("key", "changed")]));
     kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", "black")]));
@@ -325,7 +326,7 @@ async fn host_path_is_copied_read_only_by_policy() {
 
 /// Verifies D14.
 #[tokio::test]
-async fn without_last_words_the_log_has_them() {
+async fn exit_without_a_termination_message_leaves_the_reason_in_the_log() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -337,7 +338,8 @@ async fn without_last_words_the_log_has_them() {
     wait_for_cell_log(&kiyot, main, "the reason").await;
     ending.release().await;
     assert_eq!(kubelet.exited(&main.id).await.exit_code, 9);
-    // FallbackToLogsOnError: the kubelet takes the end of the log if this is empty.
+    // FallbackToLogsOnError: if the termination message is empty, the kubelet takes the end of the
+    // log.
     assert_eq!(fs::read_to_string(&main.termination).unwrap(), "");
     let lines = kubelet.log_lines(main);
     assert_eq!(lines.len(), 501);
@@ -359,8 +361,9 @@ async fn owners_and_modes_are_the_nodes_also_after_an_update() {
         .volume("scratch", Source::EmptyDir { memory: false });
     let config = kubelet.prepare(&spec);
     let volumes = kubelet.pod_directory(&spec.uid).join("volumes");
-    // The kubelet does this for fsGroup (pkg/volume/volume_linux.go) and for the user of a token:
-    // before ..data is renamed, which does not matter here because no container runs yet.
+    // The kubelet makes these changes for fsGroup (pkg/volume/volume_linux.go) and for the user of
+    // a token. It makes them before it renames ..data, which does not matter here because no
+    // container runs yet.
     let grouped = |directory: &Path| {
         let directory = directory.display().to_string();
         kiyot_testkit::output("chown", &["-R", &format!("0:{GROUP}"), &directory]).unwrap();
@@ -410,7 +413,7 @@ async fn owners_and_modes_are_the_nodes_also_after_an_update() {
         .await,
         "oneblue1000 2000\n"
     );
-    // A renewed token has its group, too, once the kubelet has set it.
+    // A renewed token has its group too, when the kubelet has set it.
     kubelet.update_volume(&spec, "token", &Source::files(&[("token", "two")]));
     grouped(&of("projected", "token"));
     kubelet.update_volume(&spec, "settings", &Source::files(&[("sub/colour", "red")]));

@@ -85,7 +85,7 @@ async fn volumes_of_plugins_and_huge_pages_are_refused_by_name_and_policy() {
         &status,
         &["main", "/data", "kubernetes.io~csi/pvc-7d1f", "host_path = \"refuse\"", "emptyDir"],
     );
-    // A subpath of such a volume, as bound by the kubelet.
+    // The kubelet has bound a subpath of the volume.
     let part = kubelet.pod_directory(&spec.uid).join("volume-subpaths/pvc-7d1f/main/0");
     fs::create_dir_all(&part).unwrap();
     let status = create_refused(&mut kubelet, &running, mount(&part, "/part", false)).await;
@@ -123,7 +123,7 @@ async fn absent_file_mount_becomes_no_directory() {
         create_refused(&mut kubelet, &running, mount(&missing, "/etc/app.conf", true)).await;
     assert_names(&status, &["not-there.conf", "No such file"]);
     assert!(!missing.exists());
-    // The kubelet's hosts file is treated the same.
+    // The kubelet's hosts file is treated in the same way.
     let hosts = kubelet.pod_directory(&spec.uid).join("etc-hosts");
     let content = fs::read(&hosts).unwrap();
     fs::remove_file(&hosts).unwrap();
@@ -131,7 +131,7 @@ async fn absent_file_mount_becomes_no_directory() {
         kubelet.create_container(&running, &Container::script("main", WAIT), 0).await.unwrap_err();
     assert_names(&status, &["etc-hosts", "No such file"]);
     assert!(!hosts.exists());
-    // Once they exist, the same container can be created, and they are files.
+    // When both files exist, the same container can be created, and both mounts are files.
     fs::write(&hosts, content).unwrap();
     fs::write(&missing, "setting").unwrap();
     let mut main = Container::script("main", WAIT);
@@ -154,7 +154,7 @@ async fn absent_file_mount_becomes_no_directory() {
 
 /// Verifies D29.
 #[tokio::test]
-async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() {
+async fn copies_of_the_nodes_paths_are_bounded_and_renewed_for_each_attempt() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options_with_copies()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -195,7 +195,8 @@ async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() 
     kubelet.logged(&first, "old").await;
     fs::remove_dir_all(tree.join("sub")).unwrap();
     fs::write(tree.join("sub"), "a file").unwrap();
-    // The copy of another container is current, and does not change that of a running one.
+    // The copy for another container has the current content. The copy of the running container
+    // does not change.
     let mut other = Container::script("other", &format!("{list_script}; {WAIT}"));
     other.more_mounts.push(mount(&tree, "/tree", true));
     let other = start_container(&mut kubelet, &mut running, &other, 0).await;
@@ -214,7 +215,7 @@ async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() 
         texts(&kubelet, &first),
         [".", "./sub", "./sub/old", "old", ".", "./sub", "./sub/old", "old"]
     );
-    // The next attempt's file has no content of the previous attempt.
+    // The next attempt gets a new copy, without content of the previous one.
     let second = start_container(&mut kubelet, &mut running, &one, 1).await;
     kubelet.logged(&second, "a file").await;
     assert_eq!(texts(&kubelet, &second)[..3], [".", "./sub", "a file"]);
@@ -223,13 +224,13 @@ async fn copies_of_the_nodes_paths_are_bounded_and_made_anew_for_each_attempt() 
 
 /// Verifies D30.
 #[tokio::test]
-async fn last_words_come_from_wherever_they_are_written_and_to_their_end() {
+async fn termination_message_is_copied_from_any_path_to_its_end() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let spec = Pod::new("talkative").in_cell();
     let mut running = run_sandbox(&mut kubelet, &spec).await;
-    // Longer than the limit of the copy, with bytes that are not UTF-8 at the end.
+    // The message is longer than the limit of the copy, and ends with bytes that are not UTF-8.
     let script = "head -c 100000 /dev/zero | tr '\\0' a > /var/run/words; \
         printf '\\377\\000the end' >> /var/run/words; exit 3";
     let elsewhere = |config: &mut cri::ContainerConfig| {
@@ -291,7 +292,8 @@ async fn files_of_a_removed_container_are_removed_from_its_cell() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Binds a subpath of an emptyDir as the kubelet does if it is absent (pkg/volume/util/subpath).
+/// Binds a subpath of an emptyDir as the kubelet does for an absent subpath
+/// (pkg/volume/util/subpath).
 fn bind_subpath(pod: &Path, volume: &str, below: &str, at: &str) -> PathBuf {
     let (placeholder, target) = (
         pod.join("volumes/kubernetes.io~empty-dir").join(volume).join(below),
@@ -339,7 +341,7 @@ async fn empty_dir_subpath_is_current_and_never_behind_a_link() {
         assert_names(&status, &["scratch"]);
         targets.push(target);
     }
-    // A path that was replaced since the last attempt is read anew.
+    // A path that was replaced since the previous attempt is read again.
     let target = bind_subpath(&pod, "scratch", "file", "main/9");
     let ending = Ending::new();
     let mut main = Container::script("main", &format!("cat /part; {}", ending.script()));

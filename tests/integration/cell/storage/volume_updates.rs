@@ -16,7 +16,7 @@ async fn reader_never_sees_a_partial_update() {
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
     let names: Vec<String> = (0..6).map(|n| format!("key-{n}")).collect();
-    // Large enough to be sent in several parts.
+    // The files are sent in several parts.
     let files = |version: usize| {
         let content = format!("{version}\n")
             .into_bytes()
@@ -25,8 +25,8 @@ async fn reader_never_sees_a_partial_update() {
             .collect::<Vec<u8>>();
         names.iter().map(|name| (name.clone(), content.clone())).collect()
     };
-    // The target of `..data` is complete and of a single version as long as it is the target, and
-    // so is each name whenever it is read.
+    // While a directory is the target of `..data`, its content is complete and of a single version.
+    // Each name is complete whenever it is read.
     let script = "last=; while :; do
         d=$(readlink /v/..data) || { echo BROKEN no data; continue; }
         if s=$(for k in 0 1 2 3 4 5; do head -n 1 /v/$d/key-$k || exit 1; \
@@ -43,7 +43,7 @@ async fn reader_never_sees_a_partial_update() {
     kubelet.logged(&main, "version 0").await;
     for version in 1..=UPDATES {
         kubelet.update_volume(&spec, "v", &files(version));
-        // Some updates arrive while the previous is sent, others alone.
+        // Some updates arrive while the previous update is sent, others alone.
         if version % 3 == 0 {
             kubelet.logged(&main, &format!("version {version}")).await;
         }
@@ -86,8 +86,8 @@ async fn update_arrives_during_and_after_a_cut_connection() {
         kubelet.update_volume(&spec, "token", &Source::files(&[("token", before)]));
         proxy = LinkProxy::start(&kiyot.state());
         wait_for_output(&mut kubelet, &main, "cat /token/token", before).await;
-        // The first update is found at the reconnection, before the next comparison of all volumes;
-        // the second by its inotify event.
+        // The reconnection finds the first update, before the next comparison of all volumes. An
+        // inotify event reports the second update.
         kubelet.update_volume(&spec, "settings", &Source::files(&[("colour", after)]));
         wait_for_output(&mut kubelet, &main, "cat /settings/colour", after).await;
     }
@@ -97,12 +97,12 @@ async fn update_arrives_during_and_after_a_cut_connection() {
 
 /// Verifies D25.
 #[tokio::test]
-async fn sources_of_a_projected_volume_come_change_and_go() {
+async fn sources_of_a_projected_volume_appear_change_and_disappear() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // A service account token, a ConfigMap, downward API files, and an optional Secret that is
-    // still absent.
+    // The sources are a service account token, a ConfigMap, downward API files, and an optional
+    // Secret that is absent.
     let first = [
         ("token", "eyJ.first.token"),
         ("ca.crt", "a certificate"),
@@ -140,7 +140,7 @@ async fn sources_of_a_projected_volume_come_change_and_go() {
          ./pod/labels app=\"shop\"\n./token eyJ.second.token\n",
     )
     .await;
-    // Nothing of the old version is left under any name.
+    // No name leads to the old version.
     wait_for_output(
         &mut kubelet,
         &main,
@@ -187,8 +187,9 @@ async fn volume_that_grew_over_the_limit_stays_and_is_logged() {
 
 /// Verifies D40.
 #[tokio::test]
-async fn updates_show_by_their_news_and_not_when_all_volumes_are_compared() {
-    // All volumes are compared each minute: by that alone these updates would miss the deadline.
+async fn updates_arrive_before_all_volumes_are_compared() {
+    // All volumes are compared each minute. If only the comparison found the updates, they would
+    // miss the deadline.
     const UPDATES: usize = 4;
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;

@@ -8,7 +8,7 @@ use crate::cell::{
 
 /// Verifies D2.
 #[tokio::test]
-async fn files_of_the_kubelet_are_there_with_their_modes() {
+async fn files_of_the_kubelet_have_their_modes_in_the_cell() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -72,7 +72,7 @@ async fn files_of_the_kubelet_are_there_with_their_modes() {
     kubelet.logged(running.container("reader"), "quick").await;
     let on_node =
         kubelet.pod_directory(&spec.uid).join("volumes/kubernetes.io~empty-dir/scratch/file");
-    assert!(!on_node.exists(), "an emptyDir is in the cell");
+    assert!(!on_node.exists(), "an emptyDir exists only in the cell");
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
@@ -126,7 +126,8 @@ async fn empty_dir_lives_as_long_as_its_cell() {
         "echo kept > /scratch/file; echo kept > /fast/file; chmod 640 /scratch/file",
     )
     .await;
-    // Mounted with each attempt, after a restart of the agent, and of the daemon.
+    // The volumes are mounted for each attempt, also after a restart of the agent and of the
+    // daemon.
     for attempt in 1..=3 {
         kubelet.stop_container(&main, 1).await.unwrap();
         match attempt {
@@ -156,8 +157,8 @@ async fn empty_dir_lives_as_long_as_its_cell() {
             "attempt {attempt}"
         );
     }
-    // A new sandbox of the same pod is another cell with an empty volume; on a node the volume
-    // would keep its files.
+    // A new sandbox of the same pod gets another cell with empty volumes. On a node, the volumes
+    // would keep their files.
     kubelet.stop_pod(&first).await.unwrap();
     let mut config = first.config.clone();
     config.metadata.as_mut().unwrap().attempt = 1;

@@ -1,4 +1,4 @@
-//! Exec in containers of cells, compared with containers of the node.
+//! Exec in containers of cells, compared with containers on the node.
 
 use kiyot_testkit::{
     Container, Kiyot, Kubelet, LIMIT, Node, Pod, RunningPod, cri, spdy, wait_until,
@@ -12,7 +12,7 @@ use crate::cell::{
     options, pod, remove_and_assert_clean,
 };
 
-/// Runs a pod with the same container on the node and in a cell.
+/// Runs two pods with the same container, one on the node and one in a cell.
 async fn run_on_both(kubelet: &mut Kubelet, container: &Container) -> [RunningPod; 2] {
     let here = kubelet.run_pod(&Pod::new("here").container(container.clone())).await.unwrap();
     let there =
@@ -90,7 +90,7 @@ async fn exec_of_an_absent_program_fails_as_on_the_node() {
         let id = pod.container("main").id.clone();
         let by_stream = exec(&mut kubelet, pod, &["/no/such/program"], b"").await.status;
         let error = kubelet.exec_sync(&id, &["/no/such/program"]).await.unwrap_err();
-        // Ids of execs and containers are random.
+        // Ids of execs and containers are random, and are replaced.
         let plain = |text: &str| {
             let words = text.replace(&id, "<id>");
             let words: Vec<_> =
@@ -122,8 +122,8 @@ async fn container_with_stdin_once_ends_with_its_input() {
     let config = kubelet.prepare(&spec);
     let sandbox = kubelet.run_sandbox(&config, "").await.unwrap();
     let mut running = kubelet.running(&spec, config, sandbox);
-    // containerd passes input to a container before it passes output to the attached client: output
-    // is awaited first, to prove that it does by now.
+    // containerd passes input to a container before it passes output to the attached client. Once
+    // output has arrived, input is passed as well.
     let ending = Ending::new();
     let script = format!(
         "until [ -e /tmp/attached ]; do echo here; sleep 0.1; done; while read line; \
@@ -196,7 +196,7 @@ async fn process_over_its_timeout_is_dead_before_the_error() {
 
 /// Verifies D37.
 #[tokio::test]
-async fn as_much_output_as_a_call_has_room_for_comes_and_more_is_the_nodes_answer() {
+async fn output_within_the_limit_of_a_call_is_returned_and_more_fails_as_on_the_node() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;

@@ -1,4 +1,4 @@
-//! Port forwards of pods in cells, as kubectl makes them.
+//! Port forwards of pods in cells, made as by kubectl.
 
 use kiyot_testkit::{
     Container, Kiyot, Kubelet, Node, Pod, RunningPod, cri,
@@ -8,7 +8,7 @@ use ring::digest::{SHA256, digest};
 
 use crate::cell::{options, remove_and_assert_clean};
 
-/// Bytes that are sent each way of a large transfer.
+/// The length of a large transfer in each direction.
 const LARGE_TRANSFER_BYTES: usize = 64 << 20;
 
 async fn open_forward(
@@ -22,7 +22,7 @@ async fn open_forward(
     spdy::open(&url, "portforward.k8s.io").await.unwrap()
 }
 
-/// Opens a connection to a port: returns its error stream and its data stream.
+/// Opens a connection to a port. Returns its error stream and its data stream.
 async fn connect(sender: &mut Sender, port: i32, number: i32) -> (u32, u32) {
     let (port, number) = (port.to_string(), number.to_string());
     let headers = |kind| [("streamtype", kind), ("port", &*port), ("requestid", &*number)];
@@ -44,11 +44,11 @@ fn unique_bytes() -> Vec<u8> {
 
 /// Verifies D38.
 #[tokio::test]
-async fn several_ports_at_once_each_end_by_themselves() {
+async fn concurrent_port_forwards_end_independently() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // Two servers echo; the third writes a greeting and ends.
+    // Two servers echo. The third server writes a greeting and closes the connection.
     let script = "nc -ll -p 9001 -e cat & nc -ll -p 9002 -e cat & nc -ll -p 9003 -e echo hello & \
                   for port in 9001 9002 9003; do until netstat -ltn | grep -q $port; \
                   do sleep 0.1; done; done; echo ready; wait";
@@ -67,7 +67,7 @@ async fn several_ports_at_once_each_end_by_themselves() {
     sender.send(one, b"forth").await;
     assert_eq!(receiver.read_until(two, "back").await, "back");
     assert_eq!(receiver.read_until(one, "forth").await, "forth");
-    // Each ends by itself, and the same port can be connected again.
+    // A forward ends alone, and a new forward to the same port succeeds.
     sender.end(one).await;
     assert_eq!(receiver.read_to_end(one).await, b"forth");
     let (_, again) = connect(&mut sender, 9001, 3).await;
@@ -81,7 +81,7 @@ async fn several_ports_at_once_each_end_by_themselves() {
 
 /// Verifies D38.
 #[tokio::test]
-async fn all_of_much_goes_both_ways_at_once() {
+async fn large_transfers_in_both_directions_at_once_are_complete() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -95,8 +95,8 @@ async fn all_of_much_goes_both_ways_at_once() {
     let (mut sender, mut receiver) = open_forward(&mut kubelet, &running, &[9002]).await;
     let (error, echo) = connect(&mut sender, 9002, 0).await;
     let sent = unique_bytes();
-    // containerd closes both directions half a second after the end of one, so that neither ends
-    // before all bytes have arrived.
+    // containerd closes both directions half a second after one direction has ended. Therefore
+    // neither direction is ended before all bytes have arrived.
     let (received, ()) =
         tokio::join!(receiver.read_bytes(echo, LARGE_TRANSFER_BYTES), sender.send(echo, &sent));
     sender.end(echo).await;
@@ -123,8 +123,8 @@ async fn port_without_a_listener_fails_as_on_the_node() {
         let text = String::from_utf8_lossy(&receiver.read_to_end(error).await)
             .replace(&pod.sandbox, "<id>");
         sender.end(data).await;
-        // The text has the sandbox's id and network namespace: the cell's, because forwarded bytes
-        // are not rewritten.
+        // The text has the id and the network namespace of the sandbox in the cell, because
+        // forwarded bytes are not rewritten.
         let of_the_pod = |word: &&str| {
             word.starts_with('/')
                 || *word == "host"

@@ -1,4 +1,4 @@
-//! Log files of pods in cells, compared with those of the node's containerd.
+//! Log files of pods in cells, compared with log files of the node's containerd.
 
 use std::{
     fs,
@@ -12,8 +12,8 @@ use kiyot_testkit::{
 
 use crate::cell::{WAIT, lifecycle::endings::Ending, options, pod, remove_and_assert_clean};
 
-/// Returns the lines of one stream as bytes, without their times. The order between two streams is
-/// not defined.
+/// Returns the lines of one stream as bytes, without their times. The order of lines of different
+/// streams is not defined.
 fn stream_lines(log: &Path, stream: &str) -> Vec<Vec<u8>> {
     let content = fs::read(log).unwrap();
     let lines = content.split_inclusive(|byte| *byte == b'\n');
@@ -24,9 +24,9 @@ fn stream_lines(log: &Path, stream: &str) -> Vec<Vec<u8>> {
 
 /// Verifies D15.
 #[tokio::test]
-async fn they_are_byte_for_byte_the_nodes() {
-    // Lines around the 16 KiB at which they are split, empty lines, bytes that are not UTF-8, no
-    // newline at the end.
+async fn log_files_equal_the_nodes_byte_for_byte() {
+    // The output has lines of about 16 KiB, where lines are split, empty lines, bytes that are not
+    // UTF-8, and no newline at the end.
     const SCRIPT: &str = "line() { head -c $1 /dev/zero | tr '\\0' $2; }
         echo first; echo; line 16383 a; echo; line 16384 b; echo; line 16385 c; echo; \
         line 40000 d; echo
@@ -56,8 +56,8 @@ async fn they_are_byte_for_byte_the_nodes() {
         for (main, _) in [&local, &there] {
             assert_eq!(kubelet.exited(&main.id).await.exit_code, 0);
         }
-        // containerd reports the exit of a container before all of its log is written. A cell's log
-        // is complete by then.
+        // The node's containerd reports the exit of a container before the log is complete. A
+        // cell's log is complete at the exit.
         let expected = wait_until("the node's log is complete", LIMIT, async || {
             let ends = if tty { "no newline" } else { "bad end" };
             let lines = kubelet.log_lines(&local.0);
@@ -108,7 +108,7 @@ async fn previous_log_of_a_restarted_container_stays() {
     assert_ne!(first.log, second.log);
     assert_eq!(kubelet.log_lines(&second).len(), 1);
     assert_eq!(fs::read(&first.log).unwrap(), before, "kubectl logs --previous reads this file");
-    // The kubelet keeps one exited container, and its log as long.
+    // The kubelet keeps one exited container and its log.
     kubelet
         .runtime
         .remove_container(cri::RemoveContainerRequest { container_id: first.id.clone() })
@@ -173,7 +173,7 @@ async fn rotation_under_load_loses_nothing() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // Writes until the last rotation is over, some thousand lines a second.
+    // The container writes some thousand lines a second until the last rotation.
     let script = format!(
         "i=0; until [ -e /tmp/enough ]; do n=0; while [ $n -lt 100 ]; do n=$((n+1)); i=$((i+1)); \
         echo line $i; done; sleep 0.01; done; echo $i lines; {WAIT}"
@@ -214,7 +214,7 @@ async fn rotation_under_load_loses_nothing() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
 }
 
-/// Returns the disk blocks beneath a directory, in bytes.
+/// Returns the size of the disk blocks beneath a directory, in bytes.
 fn disk_usage_bytes(directory: &Path) -> u64 {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries
@@ -226,7 +226,7 @@ fn disk_usage_bytes(directory: &Path) -> u64 {
         .sum()
 }
 
-/// Returns all directories named `logs` beneath a directory.
+/// Returns all directories with the name `logs` beneath a directory.
 fn log_directories(directory: &Path, depth: usize) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -250,7 +250,7 @@ async fn fetched_log_takes_no_disk_of_the_cell() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // Lines of 16 KiB including the newline: 64 MiB in total.
+    // Each line has 16 KiB with its newline: the log has 64 MiB.
     let script = format!(
         "l=$(head -c 16383 /dev/zero | tr '\\0' x); i=0; while [ $i -lt {LINES} ]; do echo $l; \
         i=$((i+1)); done; {WAIT}"

@@ -13,7 +13,7 @@ async fn removed_log_continues_with_a_note_of_the_missing_bytes() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // 32 MiB, most of which the cell frees once the node has it.
+    // The log has 32 MiB. The cell frees most of it when the node has it.
     let script = format!(
         "l=$(head -c 16300 /dev/zero | tr '\\0' x); i=0; while [ $i -lt {LINES} ]; do i=$((i+1)); \
         echo $i $l; done; \
@@ -49,7 +49,7 @@ async fn removed_log_continues_with_a_note_of_the_missing_bytes() {
             .filter_map(|line| line.text.split(' ').next()?.parse::<u64>().ok())
             .collect::<Vec<_>>()
     };
-    // Each line is intact: no line begins within another, and no null bytes fill gaps.
+    // Each line is intact: no line begins within another line, and no null bytes fill gaps.
     let content = fs::read(&main.log).unwrap();
     assert!(!content.contains(&0));
     let lines = LogLine::parse_all(&content);
@@ -64,7 +64,7 @@ async fn removed_log_continues_with_a_note_of_the_missing_bytes() {
     assert_eq!(kept, (LINES + 1 - kept.len() as u64..=LINES).collect::<Vec<_>>());
     assert!(!kept.is_empty() && kept.len() < usize::try_from(LINES).unwrap());
     assert_eq!((lines.len(), lines.last().unwrap().text.as_str()), (kept.len() + 2, "after"));
-    // The restarted daemon continues there: it repeats neither the warning nor a line.
+    // The restarted daemon continues at the same place, and repeats neither the warning nor a line.
     kiyot.kill9();
     kiyot.start_again().await;
     let mut kubelet = kiyot.kubelet().await;
@@ -93,7 +93,7 @@ async fn truncated_log_continues_with_the_next_bytes() {
     };
     kubelet.exec_sync(&main.id, &["touch", "/tmp/go1"]).await.unwrap();
     kubelet.logged(&main, "line 1").await;
-    // After a truncation, earlier lines do not come again, as with containerd.
+    // As with containerd, lines before the truncation are not written again.
     fs::File::options().write(true).open(&main.log).unwrap().set_len(0).unwrap();
     kubelet.exec_sync(&main.id, &["touch", "/tmp/go2"]).await.unwrap();
     kubelet.logged(&main, "line 2").await;

@@ -1,4 +1,4 @@
-//! Logs of pods in cells at the paths that a kubelet reads.
+//! Logs of pods in cells, at the paths that a kubelet reads.
 
 use std::{fs, os::unix::fs::MetadataExt};
 
@@ -29,8 +29,8 @@ async fn log_is_complete_and_in_order() {
     );
     let running = kubelet.run_pod(&pod("talker", &script)).await.unwrap();
     let main = running.container("main");
-    // The container writes and exits while the agent is stopped. Exit and log then arrive at once,
-    // and the log must be written before the exit is reported.
+    // The container writes and exits while the agent is stopped. The exit and the log then arrive
+    // together, and the log must be written before the exit is reported.
     let agent = processes(&["kiyot-cell agent", &kiyot.cells().remove(0)]);
     freeze(&agent);
     begin.release().await;
@@ -136,7 +136,7 @@ async fn unfetched_log_takes_no_memory() {
     .await;
     let log = kiyot.state().join("cells").join(&cell).join("pod/logs").join(&main).join("0.log");
     let kept = fs::metadata(&log).unwrap();
-    // A log that the cell has freed keeps its length, with holes.
+    // A log whose content the cell has freed keeps its length, with holes.
     let on_disk = kept.blocks() * 512;
     assert!(
         kept.len() > LOG && on_disk > LOG - 2 * MIB,
@@ -144,7 +144,7 @@ async fn unfetched_log_takes_no_memory() {
     );
     let after = [peak_memory_bytes(&daemon), peak_memory_bytes(&agent)];
     for (before, after) in before.into_iter().zip(after) {
-        // The kernel's counters are imprecise.
+        // The counters of the kernel are imprecise.
         let more = after.saturating_sub(before);
         assert!(more < LOG / 4, "{} MiB more of memory for {} MiB of log", more / MIB, LOG / MIB);
     }

@@ -15,7 +15,7 @@ use crate::cell::{
     WAIT, address, assert_nothing_left, options, pod, remove_and_assert_clean, wait_until_connected,
 };
 
-/// Script of a web server.
+/// A script that serves a page.
 const SERVER_SCRIPT: &str =
     "mkdir -p /www; echo served > /www/index.html; exec httpd -f -p 8080 -h /www";
 
@@ -33,19 +33,19 @@ pub(crate) fn server(name: &str, host_port: i32) -> Pod {
     spec.ports = vec![
         port(cri::Protocol::Tcp, host_port, 8080),
         port(cri::Protocol::Udp, host_port, 9000),
-        // Declared for information only, without a host port.
+        // A container port without a host port is for information only.
         port(cri::Protocol::Tcp, 0, 8081),
     ];
     spec
 }
 
-/// Returns an address of the node: that of the pod's bridge.
+/// Returns the address of the pod's bridge, which is an address of the node.
 pub(crate) fn node_address(pod: &str) -> String {
     let (network, _) = pod.rsplit_once('.').unwrap();
     format!("{network}.1")
 }
 
-/// Returns the response of an HTTP server to the node.
+/// Returns the response of an HTTP server to a request from the node.
 pub(crate) fn http_response(address: &str, port: i32) -> std::io::Result<String> {
     let mut stream = connection(address, port)?;
     stream.set_read_timeout(Some(LIMIT))?;
@@ -60,7 +60,7 @@ fn connection(address: &str, port: i32) -> std::io::Result<TcpStream> {
     TcpStream::connect_timeout(&to, Duration::from_secs(5))
 }
 
-/// Asserts that TCP and UDP from the node, and from a pod on it, reach the cell.
+/// Asserts that TCP and UDP reach the cell, from the node and from a pod on the node.
 async fn ports_lead_to_the_cell(
     kubelet: &mut Kubelet,
     kiyot: &Kiyot<'_>,
@@ -108,7 +108,7 @@ pub(crate) fn in_cell_network<T: Send + 'static>(
 ) -> T {
     let namespace = fs::File::open(format!("/run/netns/kiyot-{cell}")).unwrap();
     let thread = std::thread::spawn(move || {
-        // Changes the namespace of this thread only.
+        // Only the namespace of this thread changes.
         nix::sched::setns(namespace, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
         work()
     });
@@ -151,7 +151,7 @@ async fn host_port_leads_to_the_cell_and_is_released_with_it() {
 
 /// Verifies N4.
 #[tokio::test]
-async fn without_a_plugin_for_ports_the_rules_are_ours() {
+async fn host_ports_are_mapped_by_the_daemon_if_no_plugin_maps_them() {
     let node = Node::start().await;
     without_port_plugin(&node, |_| {});
     let mut kiyot = Kiyot::start(&node, options()).await;
@@ -172,7 +172,7 @@ async fn without_a_plugin_for_ports_the_rules_are_ours() {
     assert_nothing_left(node);
 }
 
-/// Removes all CNI plugins but the first, so that none maps ports.
+/// Removes all CNI plugins but the first, so that no plugin maps ports.
 pub(crate) fn without_port_plugin(node: &Node, change: impl FnOnce(&mut serde_json::Value)) {
     let conflist = node.cni_configuration().join("10-test.conflist");
     let mut network: serde_json::Value =
@@ -182,8 +182,8 @@ pub(crate) fn without_port_plugin(node: &Node, change: impl FnOnce(&mut serde_js
     fs::write(&conflist, network.to_string()).unwrap();
 }
 
-/// Wrappers of the firewall programs that record each run and, while a file exists, fail as
-/// `iptables` does when its lock is held.
+/// Wrappers of the firewall programs. They record each run. While a file exists, they fail as
+/// `iptables` does while another process holds its lock.
 pub(crate) struct Firewall {
     directory: std::path::PathBuf,
 }
@@ -212,7 +212,7 @@ impl Firewall {
         KiyotOptions { environment: vec![("PATH".to_owned(), path)], ..options() }
     }
 
-    /// Returns the runs for host ports since the last call. CNI plugins have runs, too.
+    /// Returns the runs for host ports since the previous call. Runs of CNI plugins are left out.
     fn runs(&self) -> Vec<String> {
         let file = self.directory.join("runs");
         let runs = fs::read_to_string(&file).unwrap_or_default();
@@ -229,7 +229,7 @@ impl Firewall {
 
 /// Verifies N14.
 #[tokio::test]
-async fn ports_of_a_pod_are_one_transaction_however_many_they_are() {
+async fn all_ports_of_a_pod_are_mapped_in_one_transaction() {
     let node = Node::start().await;
     without_port_plugin(&node, |_| {});
     let firewall = Firewall::new(&node);
@@ -252,7 +252,7 @@ async fn ports_of_a_pod_are_one_transaction_however_many_they_are() {
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
     let runs = firewall.runs();
     let changes = runs.iter().filter(|run| run.contains("restore")).count();
-    assert_eq!((changes, runs.len()), (1, 5), "one query of each chain of both families: {runs:?}");
+    assert_eq!((changes, runs.len()), (1, 5), "one query for each chain of each family: {runs:?}");
     assert!(!rules().contains(&cell));
     drop(kiyot);
     assert_nothing_left(node);
@@ -271,7 +271,7 @@ async fn locked_firewall_fails_the_launch_and_holds_up_the_end() {
     firewall.lock(true);
     let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
     assert!(refused.message().contains("holding the xtables lock"), "{refused:?}");
-    // Other tests have rules, too.
+    // Rules of other tests are left out.
     assert!(
         !rules().contains("--dport 18086 "),
         "a failed transaction leaves no rule: {}",
@@ -286,7 +286,11 @@ async fn locked_firewall_fails_the_launch_and_holds_up_the_end() {
     let held_up = kubelet.stop_pod(&running).await.unwrap_err();
     assert!(held_up.message().contains("holding the xtables lock"), "{held_up:?}");
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
-    assert_eq!(status.state(), cri::PodSandboxState::SandboxReady, "its rules still exist");
+    assert_eq!(
+        status.state(),
+        cri::PodSandboxState::SandboxReady,
+        "the rules of the pod still exist"
+    );
     assert_eq!(rules().matches(&format!("-A KIYOT-HP-{cell}")).count(), 2);
     firewall.lock(false);
     remove_and_assert_clean(&mut kubelet, &kiyot, &running).await;
@@ -302,13 +306,13 @@ async fn flow_of_a_previous_mapping_follows_the_current_mapping() {
     without_port_plugin(&node, |_| {});
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // The first pod creates the bridge, whose address is the node's.
+    // The first pod creates the bridge. The bridge's address is an address of the node.
     let first = kubelet.run_pod(&pod("first", WAIT)).await.unwrap();
     let earlier = kiyot.cells();
     let gateway = node_address(&address(&mut kubelet, &first.sandbox).await);
     let client = UdpSocket::bind("0.0.0.0:0").unwrap();
     let send = || client.send_to(b"said", (gateway.as_str(), 18084));
-    // No process listens: the kernel's connection tracking remembers the destination.
+    // No process listens, but the kernel's connection tracking remembers the destination.
     send().unwrap();
 
     let mut spec = pod("late", WAIT);
@@ -319,15 +323,15 @@ async fn flow_of_a_previous_mapping_follows_the_current_mapping() {
     socket.set_nonblocking(true).unwrap();
     let mut received = [0; 16];
     wait_until("the datagram reaches the cell", LIMIT, async || {
-        // May report that no process listened before.
+        // The call may report that no process listened at first.
         let _refused = send();
         socket.recv(&mut received).ok()
     })
     .await;
     assert_eq!(&received[..4], b"said");
     kubelet.stop_and_remove(&running).await.unwrap();
-    // The flow continues: not to an address that another cell may get next, but to the node. The
-    // bridge is still there, whose removal would clear the flow.
+    // The flow must continue to the node, and not to the ended cell's address, which another cell
+    // may get. The bridge still exists; its removal would clear the flow.
     let node_socket = UdpSocket::bind("0.0.0.0:18084").unwrap();
     node_socket.set_nonblocking(true).unwrap();
     wait_until("the datagram reaches the node", LIMIT, async || {

@@ -21,16 +21,17 @@ use crate::cell::{
     streaming::network::in_cell_network,
 };
 
-/// Address of a pod's first name server in its cell.
+/// The address of a pod's first name server in its cell.
 pub(crate) const CELL_DNS_ADDRESS: &str = "169.254.253.53";
-/// Records in the answer to a name that begins with "many": too many for UDP.
+/// The number of records in the answer to a name that begins with "many". They do not fit in UDP.
 const MANY_RECORDS: usize = 300;
 
-/// Messages of the TCP answer to a name that begins with "zone", which simulates a zone transfer.
+/// The number of messages in the TCP answer to a name that begins with "zone". They simulate a zone
+/// transfer.
 pub(crate) const ZONE_MESSAGES: usize = 40;
 pub(crate) const ZONE_MESSAGE_BYTES: usize = 60_000;
 
-/// Name server on the node that answers each name with 10.1.2.3.
+/// A name server on the node that answers each name with 10.1.2.3.
 pub(crate) struct NameServer {
     stop: Arc<AtomicBool>,
     threads: Vec<std::thread::JoinHandle<()>>,
@@ -58,7 +59,7 @@ impl NameServer {
                 if stop_tcp.load(Ordering::SeqCst) {
                     return;
                 }
-                // Ends with its client.
+                // The thread ends with its client.
                 std::thread::spawn(move || serve(stream));
             }
         };
@@ -85,7 +86,7 @@ impl Drop for NameServer {
     }
 }
 
-/// Answers the queries of a connection, one after another, until it ends.
+/// Answers the queries of a connection in order, until the connection ends.
 fn serve(mut stream: TcpStream) -> io::Result<()> {
     stream.set_read_timeout(Some(LIMIT))?;
     loop {
@@ -94,7 +95,7 @@ fn serve(mut stream: TcpStream) -> io::Result<()> {
         for number in 0..wanted {
             let mut answer = answer(&query, true);
             if wanted > 1 {
-                // The content is arbitrary: it is not parsed.
+                // The content is arbitrary, because it is not parsed.
                 answer.resize(ZONE_MESSAGE_BYTES, u8::try_from(number).unwrap_or(0));
             }
             stream.write_all(
@@ -113,7 +114,7 @@ pub(crate) fn read_message(stream: &mut TcpStream) -> io::Result<Vec<u8>> {
     Ok(message)
 }
 
-/// Returns the header and the question of a query, and address records for a query of type A.
+/// Returns the header and the question of a query. A query of type A also gets address records.
 pub(crate) fn answer(query: &[u8], tcp: bool) -> Vec<u8> {
     let end_of_name = 12 + query[12..].iter().position(|byte| *byte == 0).unwrap() + 1;
     let question = &query[12..end_of_name + 4];
@@ -127,7 +128,8 @@ pub(crate) fn answer(query: &[u8], tcp: bool) -> Vec<u8> {
     answer.extend([0; 4]);
     answer.extend(question);
     for _ in 0..records {
-        // Pointer to the question's name, type A, class IN, TTL 60 s, four bytes.
+        // The record points to the question's name, and has type A, class IN, TTL 60 s, and four
+        // bytes.
         answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 10, 1, 2, 3]);
     }
     answer
@@ -144,7 +146,7 @@ pub(crate) fn query(id: u8, name: &str) -> Vec<u8> {
     query
 }
 
-/// Queries by UDP from within a cell, and repeats it because datagrams may be lost.
+/// Sends a query by UDP from a cell. Repeats it, because datagrams may be lost.
 pub(crate) async fn query_by_udp(cell: &str, name: &str, server: &'static str) -> Vec<u8> {
     let query = query(1, name);
     wait_until(format!("{server} answers in {cell}"), LIMIT, async || {
@@ -218,7 +220,7 @@ async fn pod_resolves_by_name_servers_that_only_the_node_reaches() {
     assert_resolves(&mut kubelet, &main).await;
 
     let cell = kiyot.cells().remove(0);
-    // The pod keeps its own port 53 on all its addresses.
+    // The pod can use port 53 on all its addresses.
     let own_socket = in_cell_network(&cell, || {
         (UdpSocket::bind("0.0.0.0:53").unwrap(), TcpListener::bind("[::]:53").unwrap())
     });
@@ -228,7 +230,8 @@ async fn pod_resolves_by_name_servers_that_only_the_node_reaches() {
     );
     drop(own_socket);
 
-    // An answer that exceeds UDP is truncated, and complete by TCP, repeatedly on one connection.
+    // An answer that is too long for UDP is truncated. By TCP it is complete, also repeatedly on a
+    // connection.
     let many = query(1, "many.test");
     let cut = query_by_udp(&cell, "many.test", CELL_DNS_ADDRESS).await;
     assert_eq!(cut, answer(&many, false));
@@ -249,7 +252,7 @@ async fn pod_resolves_by_name_servers_that_only_the_node_reaches() {
     assert_eq!(by_tcp, [answer(&many, true), answer(&query(2, "many.test"), true)]);
     assert!(by_tcp[0].len() > 4096);
 
-    // Nothing listens at the second name server: SERVFAIL makes a resolver ask the next.
+    // No process listens at the second name server: SERVFAIL makes a resolver try the next server.
     let failed = query_by_udp(&cell, "one.test", "169.254.253.54").await;
     assert_eq!((failed[2] & 0x80, failed[3] & 0xf), (0x80, 2), "{failed:?}");
 
@@ -261,7 +264,7 @@ async fn pod_resolves_by_name_servers_that_only_the_node_reaches() {
 
 /// Verifies N8.
 #[tokio::test]
-async fn name_servers_are_asked_again_after_the_agent_and_the_daemon_were_killed() {
+async fn pod_resolves_names_again_after_the_agent_and_the_daemon_were_killed() {
     let _server = NameServer::start("127.0.0.63");
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options_with_forwarding()).await;
@@ -311,8 +314,8 @@ async fn pod_that_rewrites_its_network_keeps_its_link_and_its_names() {
     assert_eq!((output.stdout.as_str(), output.code), ("", 0), "{output:?}");
     assert_eq!(kubelet.exec_sync(&main, &["echo", "here"]).await.unwrap().stdout, "here\n");
 
-    // The daemon calls over the link, which is outside the pod's network. The pod's queries work
-    // again when the route is back.
+    // The daemon's calls use the link, which is outside the pod's network. The pod's queries
+    // succeed again when the route is back.
     let back = format!("ip route add {CELL_DNS_ADDRESS} dev kiyot-dns");
     let output = kubelet.exec_sync(&main, &["sh", "-c", &back]).await.unwrap();
     assert_eq!(output.code, 0, "{output:?}");

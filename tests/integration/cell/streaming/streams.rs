@@ -6,9 +6,9 @@ use kiyot_testkit::{Container, Kiyot, Kubelet, Node, Pod, cri, wait_until, webso
 
 use crate::cell::{WAIT, lifecycle::endings::Ending, options, pod, remove_and_assert_clean};
 
-/// Most streams of a cell at a time (docs/limits.md).
+/// The maximal number of concurrent streams of a cell (docs/limits.md).
 const MAX_STREAMS: usize = 96;
-/// Longest time until the streams of clients that are gone have ended.
+/// The maximal time until the streams of disconnected clients have ended.
 const ABANDONED_LIMIT: Duration = Duration::from_secs(60);
 
 async fn exec(kubelet: &mut Kubelet, container: &str, command: &[&str], tty: bool) -> String {
@@ -47,7 +47,7 @@ async fn exec_carries_input_output_and_the_exit_code() {
     assert_eq!(streams.text(1), "got sesame\n");
     assert_eq!(streams.text(2), "oops\n");
     assert!(streams.text(3).contains("\"3\""), "{}", streams.text(3));
-    assert!(Streams::open(&url).await.is_err(), "a URL is good for one use");
+    assert!(Streams::open(&url).await.is_err(), "a URL can be used only once");
 
     let url = exec(&mut kubelet, &main, &["sh"], true).await;
     let mut streams = Streams::open(&url).await.unwrap();
@@ -65,7 +65,7 @@ async fn exec_carries_input_output_and_the_exit_code() {
 
 /// Verifies D5.
 #[tokio::test]
-async fn commands_whose_clients_are_gone_leave_room_for_others() {
+async fn commands_of_disconnected_clients_leave_room_for_others() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -112,12 +112,12 @@ async fn attach_shows_what_a_container_writes() {
 
 /// Verifies D42.
 #[tokio::test]
-async fn attach_has_the_terminal_of_a_container_with_its_input_and_its_size() {
+async fn attach_to_a_terminal_passes_its_input_and_its_size() {
     let node = Node::start().await;
     let kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
-    // containerd sets the terminal size before it passes output to the attached client: output is
-    // awaited first, to prove that it does by now.
+    // containerd sets the terminal size before it passes output to the attached client. Once output
+    // has arrived, a size is set as well.
     let ending = Ending::new();
     let script = format!(
         "until [ -e /tmp/attached ]; do echo here; sleep 0.1; done; \

@@ -1,11 +1,11 @@
-//! Proxy between agents and the gateway whose connections can be cut while both run.
+//! A proxy between agents and the gateway. Its connections can be cut while both run.
 
 use std::path::Path;
 
 use tokio::net::{UnixListener, UnixStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Proxy in the place of the gateway's socket. After its drop, no connection passes.
+/// A proxy at the path of the gateway's socket. Its drop cuts all connections.
 pub(crate) struct LinkProxy(#[expect(dead_code, reason = "its drop ends the proxy")] DropGuard);
 
 impl LinkProxy {
