@@ -43,7 +43,7 @@ impl fmt::Debug for BackendName {
     }
 }
 
-/// The target runtimes and runtime handlers of `RunPodSandbox` that a backend claims.
+/// The target runtimes and runtime handlers whose pods a backend runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Declared {
     /// Values of the annotation `kubernetes.io/target-runtime`.
@@ -58,8 +58,8 @@ pub struct Declared {
 pub struct Features {
     /// Mounts that are read-only with all mounts beneath them.
     pub recursive_read_only_mounts: bool,
-    /// Some pods of the handlers run on the node ([`DecodedBackend::leaves_to_node`]), with the
-    /// features of the node's default handler.
+    /// Some pods of the handlers may run on the node ([`DecodedBackend::leaves_to_node`]). They
+    /// have the features of the node's default handler.
     pub may_be_on_node: bool,
 }
 
@@ -67,67 +67,68 @@ pub struct Features {
 pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Returns the backend's name.
     fn name(&self) -> &BackendName;
-    /// Returns the target runtimes and handlers that the backend claims.
+    /// Returns the target runtimes and handlers whose pods the backend runs.
     fn declares(&self) -> Declared;
     /// Returns how calls reach the backend.
     fn path(&self) -> CallPath<'_>;
 }
 
-/// The way of calls to a backend.
+/// The form in which calls reach a backend.
 #[derive(Debug)]
 pub enum CallPath<'a> {
-    /// Bytes, to the socket of a container runtime.
+    /// Bytes, forwarded to the socket of a container runtime.
     Raw(&'a cri::Upstream),
-    /// Messages.
+    /// Decoded messages.
     Decoded(&'a Arc<dyn DecodedBackend>),
 }
 
 /// A backend that answers decoded calls. Messages are protobuf without the gRPC frame header.
 #[async_trait]
 pub trait DecodedBackend: fmt::Debug + Send + Sync + 'static {
-    /// Returns whether an id, or a prefix as crictl sends it, belongs to this backend. Decided by
-    /// the id's form alone.
+    /// Returns whether an id, or a prefix as crictl sends it, belongs to this backend. Only the
+    /// form of the id decides.
     fn owns(&self, id: &str) -> bool;
 
     /// Answers from memory on the caller's thread, without waiting; `None` if the method needs
     /// [`Self::call`].
     ///
-    /// For a list, the response is this backend's part: an encoded message whose repeated field is
-    /// appended to those of other backends.
+    /// For a list, the response is this backend's part: an encoded message. Its repeated field is
+    /// appended to the fields of other backends.
     fn snapshot(&self, method: Method, message: &[u8]) -> Option<Result<Bytes, Status>>;
 
-    /// Returns why a pod that is routed to this backend runs on the node instead, as the end of
-    /// the sentence "it ..."; `None` if the pod runs here. Decided from memory, by an encoded
-    /// `RunPodSandboxRequest`.
+    /// Returns why a pod routed to this backend runs on the node instead, as the end of the
+    /// sentence "it ..."; `None` if the pod runs here. The encoded `RunPodSandboxRequest` and
+    /// memory decide.
     fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
         let _ = message;
         None
     }
 
-    /// Returns the features that pods of this backend may request, from memory. Such pods may not
-    /// request a user namespace.
+    /// Returns, from memory, the features that pods of this backend may request. A user namespace
+    /// is not among them.
     fn features(&self) -> Features {
         Features::default()
     }
 
-    /// Returns whether an image call is for a pod of this backend, from memory: `PullImage` with
+    /// Returns, from memory, whether an image call is for a pod of this backend: `PullImage` with
     /// the uid of a pod, `ImageStatus` with the annotations of a pod.
     fn claims_image(&self, method: Method, message: &[u8]) -> bool;
 
-    /// Returns an encoded `ImageStatusResponse` of an image that a pod of this backend has. Used
-    /// for an `ImageStatus` that names no pod and whose image the node lacks.
+    /// Returns the encoded `ImageStatusResponse` of an image of this backend's pods. Called if an
+    /// `ImageStatus` names no pod and the node lacks the image.
     fn reported_image(&self, reference: &str) -> Option<Bytes>;
 
-    /// Answers, from memory, an `ImageStatus` that no backend claims, but whose annotations equal
-    /// those of this backend's pods except for annotations that a restarted kubelet changes.
-    /// Returns an encoded `ImageStatusResponse`, or `None` if the pods have different images.
+    /// Answers, from memory, an `ImageStatus` that no backend claims. Its annotations must equal
+    /// the annotations of this backend's pods, except for annotations that a restarted kubelet
+    /// changes. Returns an encoded `ImageStatusResponse`, or `None` if the pods have different
+    /// images.
     fn image_of_pods_like(&self, message: &[u8]) -> Option<Bytes> {
         let _ = message;
         None
     }
 
     /// Subscribes to the events of this backend's pods: encoded `ContainerEventResponse`s. The
-    /// buffer is bounded, and a stream that would lose an event ends with an error.
+    /// buffer is bounded: a stream ends with an error before it loses an event.
     fn events(&self) -> BoxStream<'static, Result<Bytes, Status>>;
 
     /// Returns this backend's part of `ListPodSandboxMetrics`, an encoded response. It has only the
@@ -143,8 +144,8 @@ pub trait DecodedBackend: fmt::Debug + Send + Sync + 'static {
         deadline: Option<Instant>,
     ) -> Result<Bytes, Status>;
 
-    /// Answers [`Self::call`] of `RunPodSandbox` for a pod whose routing rule bounds the providers
-    /// of its cell.
+    /// Answers `RunPodSandbox` like [`Self::call`], for a pod whose routing rule limits the
+    /// providers of its cell.
     async fn run_by_rule(
         &self,
         message: Bytes,

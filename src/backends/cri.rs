@@ -11,8 +11,8 @@ mod upstream;
 pub use unary::{UnaryError, UnaryResponse};
 pub use upstream::{Unavailable, Upstream, UpstreamCall};
 
-/// Bound on the bytes of a message without its gRPC frame header. Kubelet and containerd have the
-/// same (cri-client utils.go, containerd defaults.go).
+/// Largest message in bytes, without its gRPC frame header. Kubelet and containerd have the same
+/// limit (cri-client utils.go, containerd defaults.go).
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
 /// A container runtime on the node.
@@ -23,7 +23,7 @@ pub struct CriBackend {
 }
 
 impl CriBackend {
-    /// Makes a backend of a CRI socket, which is connected at the first call.
+    /// Creates a backend for a CRI socket. The first call connects to it.
     pub fn new(name: BackendName, socket: PathBuf, connect_timeout: Duration) -> Self {
         Self { name, upstream: Upstream::new(socket, connect_timeout) }
     }

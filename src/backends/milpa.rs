@@ -75,19 +75,19 @@ use volumes::Volumes;
 /// RuntimeClasses with the handler `kiyot`.
 pub const DECLARED: Declared =
     Declared { target_runtimes: &["kiyot"], runtime_handlers: &["kiyot"] };
-/// Time limit of the end of all parts when the daemon stops.
+/// Time limit for all parts to end when the daemon stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An error of the start of the backend.
+/// An error at the start of the backend.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The store failed.
     #[error("the state of backend {0}")]
     Store(BackendName, #[source] StoreError),
-    /// The certificate authority of its cells failed.
+    /// The certificate authority of the cells failed.
     #[error("the certificates of backend {0}")]
     Authority(BackendName, #[source] CaError),
-    /// The gateway of its cells failed.
+    /// The gateway of the cells failed.
     #[error("the gateway of backend {0}")]
     Gateway(BackendName, #[source] GatewayError),
     /// The program was built without a provider.
@@ -101,13 +101,13 @@ pub enum StartError {
     Unusable(BackendName, &'static str, #[source] ProviderError),
 }
 
-/// Returns the name of the node in Kubernetes, unless the kubelet is told another.
+/// Returns the name of the node in Kubernetes, unless the kubelet is configured with another name.
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().to_lowercase()
 }
 
-/// Opens the program that cells on other machines download. Cells of other images and pods on the
-/// node don't need it, so that an error is logged.
+/// Opens the agent program that cells on other machines download. Only logs an error: other cells
+/// and pods on the node don't need the program.
 async fn agent_program(name: &BackendName, config: &MilpaBackend) -> Option<AgentProgram> {
     config.gateway.listen?;
     let path = config.gateway.agent.clone().unwrap_or_else(local::found_program);
@@ -134,7 +134,7 @@ async fn agent_program(name: &BackendName, config: &MilpaBackend) -> Option<Agen
     }
 }
 
-/// Returns the path of the state directory without links, as the table of mounts has it.
+/// Returns the path of the state directory with links resolved, as in the table of mounts.
 async fn real_path(name: &BackendName, state_dir: &Path) -> PathBuf {
     let path = state_dir.to_owned();
     let resolved = spawn_blocking(move || path.canonicalize()).await;
@@ -167,7 +167,7 @@ pub struct Milpa {
 }
 
 impl Milpa {
-    /// Starts all parts. Afterwards the recorded pods are known, and their cells may dial.
+    /// Starts all parts. On return the recorded pods are known, and their cells may dial.
     /// `take_over` ends instances of this node that a daemon with another state directory launched.
     pub async fn start(
         name: &BackendName,
@@ -176,7 +176,8 @@ impl Milpa {
     ) -> Result<Arc<Self>, StartError> {
         let of_store = |error| StartError::Store(name.clone(), error);
         let store = Store::open(&config.state_dir).await.map_err(of_store)?;
-        // The configured path has room for it in the address of a socket.
+        // Not beneath the resolved path: only the configured path is known to fit a socket's
+        // address.
         let socket = config.state_dir.join("gateway.sock");
         let ca = Ca::load_or_make(&store)
             .await
@@ -192,7 +193,7 @@ impl Milpa {
             &config.state_dir,
             Arc::clone(&pause_image),
         );
-        // Before the cells of warm pools, which are launched with the node's pause image.
+        // Precedes the cells of warm pools, because their launch needs the node's pause image.
         let followed = Arc::clone(&registries);
         let following =
             AbortOnDropHandle::new(tokio::spawn(async move { followed.follow().await }));
@@ -353,7 +354,7 @@ impl Milpa {
         &self.inventory
     }
 
-    /// Answers a call of CRI whose response is a message, as if a kubelet had called.
+    /// Answers a unary CRI call as if a kubelet had called.
     pub async fn call<A: Message + Default>(
         &self,
         method: Method,
@@ -370,25 +371,24 @@ impl Milpa {
         }
     }
 
-    /// Has later pods sized by the requests of the Kubernetes API, where it has them.
+    /// Sizes later pods by their requests in the Kubernetes API, if known.
     pub fn set_pod_requests(&self, requests: Arc<dyn placement::PodRequests>) {
         self.cri.set_pod_requests(requests);
     }
 
-    /// Has the cells of each namespace keep to budgets, at first to the recorded shares. Called
-    /// before the first call of CRI.
+    /// Limits the cells of each namespace by budgets, initially by the recorded shares. Called
+    /// before the first CRI call.
     pub async fn keep_budgets(&self) -> Result<(), StartError> {
         let kept = self.cells.keep_budgets().await;
         kept.map_err(|error| StartError::Store(self.name.clone(), error))
     }
 
-    /// Returns the cells, whose shares of budgets the Kubernetes API has.
     pub(crate) fn cells(&self) -> &Cells {
         &self.cells
     }
 
     /// Sets the limits of cells. Running cells go on, even above a lower limit. Warns if the node
-    /// allows fewer.
+    /// allows fewer cells.
     pub fn set_limits(&self, config: &MilpaBackend) {
         if config.has(ProviderKind::Netns) {
             netns::check_limits(config.max_cells);
@@ -396,15 +396,15 @@ impl Milpa {
         self.cells.set_limits(engine::Limits::of(config));
     }
 
-    /// Returns the providers that a reload has removed and that have cells.
+    /// Returns the providers that a reload has removed, but that still have cells.
     pub fn draining(&self) -> Vec<ProviderKind> {
         let views = self.cells.providers().into_iter();
         let draining = views.filter(|view| view.state == engine::ProviderState::Draining);
         draining.filter_map(|view| ProviderKind::named(&view.key)).collect()
     }
 
-    /// Configures the providers of a reload, and starts those that don't run. After an error
-    /// nothing has changed.
+    /// Configures the providers of a reload, and makes new providers. After an error nothing has
+    /// changed.
     pub async fn set_providers(
         &self,
         before: &MilpaBackend,
@@ -417,7 +417,7 @@ impl Milpa {
         for kind in &config.providers {
             let provider = match self.cells.provider(kind.name()) {
                 Some(running) => running,
-                // This program was built without it, as the start has logged.
+                // The program was built without this provider, which the start has logged.
                 None if before.has(*kind) => continue,
                 None => self.added(config, *kind).await?,
             };
@@ -456,7 +456,7 @@ impl Milpa {
         self.cells.set_warm(&config.warm);
     }
 
-    /// Sets the time for which the agent of a cell may be silent; `None` is no limit.
+    /// Sets how long the agent of a cell may be silent; `None` for no limit.
     pub fn set_healthy_timeout(&self, limit: Option<Duration>) {
         self.cells.set_healthy_timeout(limit);
     }
@@ -489,7 +489,7 @@ impl Backend for Milpa {
     }
 }
 
-/// The CRI service, as the proxy calls it.
+/// Adapter of the CRI service to the calls of the proxy.
 #[derive(Debug)]
 struct Answers(Arc<CriService>);
 

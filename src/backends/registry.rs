@@ -10,7 +10,7 @@ pub enum RegistryError {
     /// Two backends have the same name.
     #[error("backend {0}: the name is used twice; allowed: unique names")]
     DuplicateName(BackendName),
-    /// The node backend does not exist, or is no container runtime.
+    /// The node backend does not exist, or is not a container runtime.
     #[error("node backend {0}: not found; allowed: the name of a backend of type cri")]
     NodeBackend(BackendName),
     /// Two backends declare the same target runtime or runtime handler.
@@ -21,7 +21,7 @@ pub enum RegistryError {
     DuplicateDeclaration(BackendName, BackendName, &'static str),
 }
 
-/// The backends, with one that answers for the node. Constant while the daemon runs.
+/// All backends, including the node backend. Constant while the daemon runs.
 #[derive(Debug)]
 pub struct Registry {
     backends: Vec<Arc<dyn Backend>>,
@@ -31,7 +31,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Makes a registry of backends, of which `node` also answers calls that concern the node.
+    /// Creates a registry. The backend `node` also answers calls about the node.
     pub fn new(
         mut backends: Vec<Arc<dyn Backend>>,
         node: &BackendName,
@@ -77,17 +77,17 @@ impl Registry {
     pub fn node(&self) -> &Upstream {
         match self.backends[self.node].path() {
             CallPath::Raw(upstream) => upstream,
-            CallPath::Decoded(_) => unreachable!("the node backend was chosen among the raw ones"),
+            CallPath::Decoded(_) => unreachable!("the node backend is a container runtime"),
         }
     }
 
-    /// Returns the backend of a name.
+    /// Returns the backend with a name.
     pub fn get(&self, name: &str) -> Option<&Arc<dyn Backend>> {
         self.backends.iter().find(|backend| backend.name().as_str() == name)
     }
 
-    /// Returns the features that pods of a backend may request. None for a container runtime,
-    /// whose own Status has them.
+    /// Returns the features that pods of a backend may request. Empty for a container runtime: its
+    /// own Status has them.
     pub fn features(&self, name: &BackendName) -> Features {
         match self.get(name.as_str()).map(|backend| backend.path()) {
             Some(CallPath::Decoded(decoded)) => decoded.features(),
@@ -134,7 +134,7 @@ impl Registry {
         raw.chain(self.decoded.iter().map(|index| self.backends[*index].name()))
     }
 
-    /// Returns the upstream of an index, or the node's if the index is unknown.
+    /// Returns the upstream at an index, or the node's upstream if the index is unknown.
     pub fn upstream(&self, index: usize) -> &Upstream {
         self.raw().nth(index).map_or_else(|| self.node(), |(_, upstream)| upstream)
     }
@@ -147,18 +147,18 @@ impl Registry {
         })
     }
 
-    /// Returns whether the node backend is the only one, so that all calls are forwarded to it.
+    /// Returns whether the node backend is the only backend. All calls are then forwarded to it.
     pub fn has_one_backend(&self) -> bool {
         self.backends.len() == 1
     }
 
-    /// Returns the decoded backend that an id or a prefix belongs to; `None` if the id can only
-    /// belong to a container runtime.
+    /// Returns the decoded backend to which an id or a prefix belongs; `None` if only a container
+    /// runtime may have the id.
     pub fn by_id(&self, id: &str) -> Option<&Arc<dyn DecodedBackend>> {
         if id.is_empty() { None } else { self.decoded().find(|decoded| decoded.owns(id)) }
     }
 
-    /// Returns the target runtimes and handlers that each backend claims.
+    /// Returns the target runtimes and handlers of each backend.
     pub fn declared(&self) -> Vec<(&BackendName, Declared)> {
         self.backends.iter().map(|backend| (backend.name(), backend.declares())).collect()
     }

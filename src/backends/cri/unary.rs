@@ -9,8 +9,8 @@ use super::{
     upstream::{Unavailable, Upstream},
 };
 
-/// Bound on the bytes of a collected body: the largest message, its frame header of 5 bytes, and
-/// one byte that shows that a message is too large.
+/// Largest collected body in bytes: the largest message, its frame header of 5 bytes, and one byte
+/// to detect a larger message.
 const MAX_BODY_BYTES: usize = MAX_MESSAGE_BYTES + 6;
 
 /// A collected response.
@@ -18,9 +18,9 @@ const MAX_BODY_BYTES: usize = MAX_MESSAGE_BYTES + 6;
 pub struct UnaryResponse {
     /// Status and headers.
     pub head: response::Parts,
-    /// The body (gRPC frames) in the parts in which it was received.
+    /// The gRPC frames of the body, in parts as received.
     pub body: Vec<Bytes>,
-    /// Trailers; `None` if the stream ended without.
+    /// Trailers; `None` if the stream ended without them.
     pub trailers: Option<HeaderMap>,
 }
 

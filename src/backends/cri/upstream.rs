@@ -18,8 +18,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::connect::{self, ConnectError};
 
-/// Bound on connections that the runtime has ended by GOAWAY and that still have open calls. Above
-/// it the oldest is cut.
+/// Largest number of connections with open calls that the runtime has ended by GOAWAY. Beyond it,
+/// the oldest connection is closed.
 const MAX_RETIRED_CONNECTIONS: usize = 4;
 
 /// A container runtime that can't be called.
@@ -57,44 +57,44 @@ pub enum Unavailable {
     },
 }
 
-/// A container runtime's CRI socket. Its connection is driven by the tokio runtime of the first
-/// caller; all callers must be on that thread.
+/// A container runtime's CRI socket. The tokio runtime of the first caller drives its connection;
+/// all callers must be on the same thread.
 #[derive(Debug)]
 pub struct Upstream {
     /// The kind of the server, in errors and logs.
     peer: &'static str,
     socket: PathBuf,
     connect_timeout: Duration,
-    state: Mutex<State>,
+    state: Mutex<UpstreamState>,
     connecting: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct UpstreamState {
     current: Option<SendRequest>,
     generation: u64,
     /// The last attempt to connect failed, and was logged.
     is_down: bool,
-    /// Tasks that drive connections; the last drives the current one.
+    /// Tasks that drive connections; the last task drives the current connection.
     drivers: VecDeque<AbortOnDropHandle<()>>,
 }
 
 /// An open call.
 #[derive(Debug)]
 pub struct UpstreamCall {
-    /// The response. Dropping this and the stream cancels the call.
+    /// The response. Dropping it and the stream cancels the call.
     pub response: ResponseFuture,
     /// The rest of the request's body.
     pub stream: SendStream,
 }
 
 impl Upstream {
-    /// Makes an upstream of a container runtime's socket, which is connected at the first call.
+    /// Creates an upstream for a container runtime's socket. The first call connects to it.
     pub fn new(socket: PathBuf, connect_timeout: Duration) -> Self {
         Self::of("container runtime", socket, connect_timeout)
     }
 
-    /// Makes an upstream of another server of CRI, whose kind is named in errors and logs.
+    /// Creates an upstream for another CRI server. Errors and logs call it `peer`.
     pub fn of(peer: &'static str, socket: PathBuf, connect_timeout: Duration) -> Self {
         Self {
             peer,
@@ -115,8 +115,8 @@ impl Upstream {
         Unavailable::Lost { peer: self.peer, socket: self.socket.clone(), source }
     }
 
-    /// Sends a request's head and the first part of its body (with `end_of_stream` all of it), on a
-    /// new connection if the current one does not take it.
+    /// Sends a request's head and the first part of its body, or the whole body with
+    /// `end_of_stream`. Opens a new connection if the current one does not accept the request.
     pub async fn send(
         &self,
         head: &Parts,
@@ -142,7 +142,7 @@ impl Upstream {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, UpstreamState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -175,7 +175,7 @@ impl Upstream {
             .unwrap_or_else(|_| Err(timed_out()));
         let was_down = std::mem::replace(&mut self.state().is_down, connected.is_err());
         let peer = self.peer;
-        // Logged once an outage, because a kubelet calls several times a second.
+        // Logged once per outage, because a kubelet calls several times a second.
         match &connected {
             Err(error) if !was_down => {
                 tracing::warn!(
