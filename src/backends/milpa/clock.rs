@@ -1,4 +1,4 @@
-//! The node's clock, in the form of records and responses.
+//! The node's clock, in the unit of records and responses.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -13,8 +13,8 @@ pub(crate) fn now() -> i64 {
 }
 
 /// Returns a creation time after `latest`: now, or just after `latest` if the clock was set back
-/// since. The kubelet takes the latest sandbox of a pod and the latest container of a name for the
-/// current one (`podSandboxByCreated`, `containerStatusByCreated`).
+/// since. The kubelet treats the latest sandbox of a pod and the latest container of a name as
+/// current (`podSandboxByCreated`, `containerStatusByCreated`).
 pub(crate) fn now_after(latest: i64) -> i64 {
     later(now(), latest)
 }

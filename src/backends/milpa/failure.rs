@@ -1,4 +1,4 @@
-//! Failures of parts that know nothing of the kubelet's protocol.
+//! Failures of parts that don't know the kubelet's protocol.
 
 pub use tonic::Code;
 use tonic::Status;
@@ -12,7 +12,7 @@ pub struct Failure {
     message: String,
 }
 
-/// Side at fault.
+/// Side at fault for a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The request, which no side can fulfil.
@@ -70,7 +70,7 @@ impl Failure {
     }
 }
 
-/// Returns the code of a failed call. That of success is as unknown to the caller.
+/// Returns the code of a failed call. A failure with the code `Ok` has the code `Unknown`.
 fn code_of(status: &Status) -> Code {
     match status.code() {
         Code::Ok => Code::Unknown,

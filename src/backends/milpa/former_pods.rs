@@ -1,6 +1,6 @@
-//! Pods that an earlier version ran without a kubelet, from records of its own. They end at the
-//! start of this version: first their cells, then their mounts and files, last the records. Each
-//! part is repeated until it succeeds, also by the next run of the daemon.
+//! Pods that an earlier version ran without a kubelet, from its own records. They end at the start
+//! of this version: first their cells, then their mounts and files, last the records. Each step is
+//! retried until it succeeds, also by the next run of the daemon.
 
 use std::{
     collections::BTreeSet,
@@ -24,18 +24,18 @@ use super::{
 };
 use crate::{backends::Method, blocking::blocking};
 
-/// The pause before the end is repeated.
+/// Pause before a retry.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
-/// The pause between two looks at a launch that ends.
+/// Pause between two checks whether a launch has ended.
 const LAUNCH_PAUSE: Duration = Duration::from_millis(200);
-/// Time limit of a call of CRI.
+/// Time limit of a CRI call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 /// The directories of volumes and logs.
 const DIRECTORIES: [&str; 2] = ["pods", "logs"];
 /// The tables of the records, in the order of their removal.
 const TABLES: [Table; 2] = [Table::StandaloneEnds, Table::StandalonePods];
 
-/// The parts that the end needs.
+/// Ends the pods of an earlier version.
 #[derive(Debug)]
 pub(super) struct FormerPods {
     /// The store of records.
@@ -49,7 +49,7 @@ pub(super) struct FormerPods {
 }
 
 impl FormerPods {
-    /// Ends all of them.
+    /// Ends all pods of an earlier version.
     pub(super) async fn end(self) {
         while let Err(error) = self.try_end().await {
             tracing::warn!(error, "pods of an earlier version not ended yet");
@@ -65,7 +65,7 @@ impl FormerPods {
                 self.store.load(table).await.map_err(of_store)?;
             uids.extend(records.into_iter().map(|(uid, _)| uid));
         }
-        // Also of a record that can't be read.
+        // Includes sandboxes of pods whose record can't be read.
         let sandboxes = self.cri.pods().all_sandboxes().into_iter();
         let own = sandboxes.filter(|sandbox| sandbox.meta().standalone);
         uids.extend(own.map(|sandbox| sandbox.uid.to_string()));
@@ -118,8 +118,8 @@ impl FormerPods {
     }
 }
 
-/// Removes mounts, volumes and logs. The directory itself may be an operator's link: it is
-/// resolved once, and no link beneath it is followed.
+/// Removes mounts, volumes and logs. The directory itself may be an operator's link, which is
+/// resolved once; no link beneath it is followed.
 fn remove_files(dir: &Path) -> io::Result<()> {
     let real = match fs::canonicalize(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -130,7 +130,7 @@ fn remove_files(dir: &Path) -> io::Result<()> {
         unmount_beneath(&beneath)?;
         kiyot_linux::tree::remove_path(&beneath)?;
     }
-    // A link, and a directory with files of others, stay.
+    // Fails for a link and for a directory with other files: both stay.
     let _ = fs::remove_dir(dir);
     Ok(())
 }

@@ -19,7 +19,7 @@ pub enum NoLiveCheck {
     NoEc2,
 }
 
-/// Returns the name of the node in Kubernetes, as the daemon has it.
+/// Returns the name of the node in Kubernetes, as the daemon uses it.
 pub fn node_name(config: &MilpaBackend) -> String {
     config.node.clone().unwrap_or_else(host_name)
 }
@@ -33,7 +33,7 @@ pub async fn check_live(config: &MilpaBackend) -> Result<LiveReport, NoLiveCheck
     let owner = Owner {
         cluster: config.cluster.clone().unwrap_or_default(),
         node: node_name(config),
-        // That of the authority, which only the daemon may read.
+        // A placeholder: only the daemon may read its certificate authority.
         fingerprint: "0".repeat(64),
     };
     Ok(live_check::check(config, owner, api).await)

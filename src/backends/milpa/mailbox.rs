@@ -1,7 +1,7 @@
-//! Bounded mailbox of a task, which needs almost no memory while it is empty.
+//! Bounded mailbox of a task. An empty mailbox needs almost no memory.
 //!
-//! A channel of tokio has a block of 32 slots and padding, 1 to 2 KB, used or not. Each cell has
-//! four mailboxes.
+//! A tokio channel allocates a block of 32 slots and padding, 1 to 2 KB, even if it is empty. Each
+//! cell has four mailboxes.
 
 use std::{
     collections::VecDeque,
@@ -19,11 +19,11 @@ pub(super) struct SendError;
 /// Sending side. Cheap to clone.
 pub(super) struct Sender<T>(Arc<Shared<T>>);
 
-/// Receiving side. Dropping it drops the messages that wait.
+/// Receiving side. Dropping it drops the waiting messages.
 pub(super) struct Receiver<T>(Arc<Shared<T>>);
 
 struct Shared<T> {
-    /// Messages that wait; `None` once the receiver is dropped.
+    /// Waiting messages; `None` once the receiver is dropped.
     waiting: Mutex<Option<VecDeque<T>>>,
     room: Semaphore,
     arrived: Notify,
@@ -60,8 +60,8 @@ impl<T> Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// Receives the next message. Cancel-safe. Never returns without senders: the owner of the task
-    /// ends it.
+    /// Receives the next message. Cancel-safe. Waits forever without senders: the owner ends the
+    /// task.
     pub(super) async fn recv(&mut self) -> T {
         loop {
             if let Some(message) = self.take() {
@@ -125,7 +125,7 @@ mod tests {
         sender.send(1).await.unwrap();
         sender.send(2).await.unwrap();
         let mut third = std::pin::pin!(sender.send(3));
-        assert!(third.as_mut().now_or_never().is_none(), "there is room for two");
+        assert!(third.as_mut().now_or_never().is_none(), "a third message waits for room");
         assert_eq!(receiver.recv().await, 1);
         third.await.unwrap();
         assert_eq!((receiver.recv().await, receiver.recv().await), (2, 3));

@@ -14,13 +14,13 @@ use kiyot_local::{self as local, PauseImage, netns, qemu};
 use super::{cells::Configured, images::Registries, providers::within};
 use crate::{backends::BackendName, metrics::ApiCalls};
 
-/// Bounds the check of a provider that a reload adds.
+/// Time limit of the check of a provider that a reload adds.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The parts of the daemon with which providers are made, at the start and at a reload.
 #[derive(Debug)]
 pub(super) struct ProviderParts {
-    /// The state directory without links, as the table of mounts has it.
+    /// The state directory with links resolved, as in the table of mounts.
     pub(super) state_dir: PathBuf,
     /// The gateway's socket.
     pub(super) socket: PathBuf,
@@ -60,7 +60,7 @@ impl ProviderParts {
     }
 }
 
-/// Returns a provider with the rules and the bounds of its cells on this node.
+/// Returns a provider with the rules and the limits of its cells on this node.
 pub(super) fn configured(
     config: &MilpaBackend,
     kind: ProviderKind,
@@ -76,16 +76,15 @@ pub(super) fn configured(
     }
 }
 
-/// Logs what keeps a provider from making cells. It may be repaired later, and pods on the node
-/// don't need it, so that the start of the backend does not wait.
+/// Logs why a provider can't make cells. The start of the backend does not wait for this check: the
+/// provider may be repaired later, and pods on the node don't need it.
 pub(super) async fn check(name: BackendName, provider: Arc<dyn Provider>) {
     if let Err(error) = provider.check().await {
         log_unusable(&name, &error);
     }
 }
 
-/// Returns what keeps a provider that a reload adds from making cells. An outage is logged alone:
-/// it passes.
+/// Checks a provider that a reload adds. An outage is only logged, because it passes.
 pub(super) async fn check_added(
     name: &BackendName,
     provider: &dyn Provider,

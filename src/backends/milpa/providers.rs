@@ -16,7 +16,7 @@ pub fn capabilities_of(provider: ProviderKind) -> Capabilities {
     }
 }
 
-/// Bounds the time of a call to a provider.
+/// Limits the time of a call to a provider.
 pub(crate) async fn within<T>(
     limit: Duration,
     doing: &str,

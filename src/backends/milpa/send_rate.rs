@@ -1,5 +1,5 @@
-//! The rate at which the node sends images and agent programs to cells on other machines, which
-//! leave the node by its network.
+//! The rate at which the node sends images and agent programs over its network, to cells on other
+//! machines.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -9,12 +9,12 @@ use std::{
 use kiyot_values::token_bucket::{Rate, TokenBucket};
 use tokio::time::{Instant, sleep_until};
 
-/// Bytes of a token of the rate.
+/// Bytes per token.
 const TOKEN_BYTES: u64 = 1024;
-/// Tokens that are sent at once: a tenth of a second's.
+/// Bursts per second: a burst has the tokens of a tenth of a second.
 const BURSTS_PER_SECOND: u32 = 10;
 
-/// A rate that all who send share.
+/// A rate that all senders share.
 #[derive(Debug)]
 pub struct SendRate {
     /// `None` for no limit.
@@ -33,7 +33,7 @@ impl SendRate {
         Self { rate, bucket: Mutex::default() }
     }
 
-    /// Waits until bytes may be sent. Calls are served in their order.
+    /// Waits until bytes may be sent. Calls are served in order.
     pub async fn ready(&self, bytes: usize) {
         let Some(rate) = self.rate else { return };
         let now = Instant::now();
@@ -77,11 +77,11 @@ mod tests {
             }
         });
         let ended = join_all(senders).await;
-        // 200 MiB, of which the last are sent a tenth of a second before they are paid for.
+        // 200 MiB at 8 MiB/s, but for the last burst, which is sent a tenth of a second early.
         let all = ended.iter().max().unwrap();
         assert!((24.5..25.5).contains(&all.as_secs_f32()), "{all:?}");
         let first = ended.iter().min().unwrap();
-        assert!(*first > *all * 3 / 4, "none waits for all bytes of another: {first:?}");
+        assert!(*first > *all * 3 / 4, "no sender waits for all bytes of another: {first:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -19,8 +19,7 @@ impl Tasks {
         work: impl Future<Output = T> + Send + 'static,
     ) -> JoinHandle<Option<T>> {
         let stop = self.stop.clone();
-        // Boxed: the task moves the work from one future into the next, and would have room for
-        // a copy in each of them.
+        // Boxed: the work moves from one future into the next, and each would have room for a copy.
         let work = Box::pin(work);
         self.tracker.spawn(async move { stop.run_until_cancelled(work).await })
     }
