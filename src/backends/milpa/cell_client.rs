@@ -1,7 +1,6 @@
 //! Calls to a cell: CRI to its containerd, and calls to its agent.
 //!
-//! The deadline, the size limit of the response, and the check and translation of ids are set here
-//! and nowhere else.
+//! Only this module sets deadlines and size limits of responses, and checks and translates ids.
 
 use std::{
     future::Future,
@@ -27,26 +26,25 @@ use super::{
 mod agent_calls;
 mod image_calls;
 
-/// Time limit of a call that has none of its own: the work of a cell's containerd for one
-/// container.
+/// Default time limit of a call: a cell's containerd finishes its work on one container within it.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit of a call that can do without its response.
+/// Time limit of a call whose response is optional.
 pub(crate) const OPTIONAL_CALL_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time limit of a cell for changes of the files of volumes.
+/// Time limit of a cell for changes to the files of volumes.
 pub(crate) const CHANGE_FILES_TIMEOUT: Duration = Duration::from_secs(120);
 /// Time limit of a cell for a query, a file, the trim of a log, and the start of a stream.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest wait for a cell that is not connected: its agent may be dialling again.
 pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest id that is accepted from a cell, in bytes. containerd's have 64, and `sha256:` before
-/// them for images.
+/// Longest id that is accepted from a cell, in bytes. containerd's ids have 64, with the prefix
+/// `sha256:` for images.
 const MAX_ID_BYTES: usize = 256;
-/// Longest image reference that is accepted from a cell, in bytes. Registries bound the name to
-/// 255, and a digest follows it.
+/// Longest image reference that is accepted from a cell, in bytes. Registries limit the name to 255
+/// bytes, and a digest follows it.
 const MAX_REFERENCE_BYTES: usize = 1024;
 /// Longest part of an invalid id that an error repeats, in characters.
 const MAX_SHOWN_CHARACTERS: usize = 80;
-/// Longest timeout of a call, a year. gRPC can't express 11,000 years.
+/// Longest timeout of a call: a year. gRPC can't express more than 11,000 years.
 const MAX_TIMEOUT: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// Calls to one cell over its bulk connection.
@@ -101,24 +99,24 @@ runtime_calls! {
     version(VersionRequest) -> VersionResponse, "Version";
 }
 
-// Its response may be as long as a kubelet accepts.
+// The response of ExecSync may be as long as a kubelet accepts.
 runtime_calls! {
     bounds::MAX_EXEC_RESPONSE_BYTES;
     exec_sync(ExecSyncRequest) -> ExecSyncResponse, "ExecSync";
 }
 
 impl CellClient {
-    /// Calls a cell.
+    /// Creates a client of a cell.
     pub(crate) fn new(cell: &Cell) -> Self {
         Self::over(&cell.link)
     }
 
-    /// Calls a cell over its link.
+    /// Creates a client over a cell's link.
     pub(crate) fn over(link: &CellLink) -> Self {
         Self { bulk: link.bulk.clone() }
     }
 
-    /// Removes a container from the cell; an absent one is removed.
+    /// Removes a container from the cell. Succeeds if the container is absent.
     pub(crate) async fn remove_known_container(
         &self,
         container: &Container,
@@ -130,8 +128,8 @@ impl CellClient {
     }
 }
 
-/// Removes a container that has no record from its cell, if that succeeds: the next attempt finds
-/// what stays, and it ends with the cell.
+/// Removes a container without a record from its cell, and logs a failure. The next attempt to
+/// create it finds a container that stays, and it ends with the cell.
 pub(crate) async fn discard_container(cell: &Cell, cell_container: &str) {
     let request = cri::RemoveContainerRequest { container_id: cell_container.to_owned() };
     if let Err(failure) = CellClient::new(cell).remove_container(CALL_TIMEOUT, request).await
@@ -154,8 +152,8 @@ fn with_timeout<T>(timeout: Duration, message: T) -> Request<T> {
     request
 }
 
-/// Bounds the wait for a response, whatever becomes of the connection. Boxed, because the futures
-/// of tonic are large and those of the callers contain them.
+/// Limits the wait for a response, even on a broken connection. Boxed, because tonic's futures are
+/// large and the callers' futures contain them.
 fn call<T: 'static>(
     timeout: Duration,
     name: &'static str,
@@ -177,7 +175,8 @@ pub(crate) fn time_left(deadline: Option<Instant>, limit: Duration) -> Duration 
     deadline.map_or(limit, |deadline| deadline.saturating_duration_since(Instant::now()).min(limit))
 }
 
-/// Turns `NOT_FOUND` into `None`: an absent container is stopped and removed, as for containerd.
+/// Turns `NOT_FOUND` into `None`: an absent container counts as stopped and removed, as in
+/// containerd.
 pub(crate) fn found<T>(result: Result<T, Failure>) -> Result<Option<T>, Failure> {
     match result {
         Ok(found) => Ok(Some(found)),
@@ -186,8 +185,8 @@ pub(crate) fn found<T>(result: Result<T, Failure>) -> Result<Option<T>, Failure>
     }
 }
 
-/// Checks the id that a cell gives a sandbox, a container or an image. Ids are recorded, listed and
-/// sent to the cell again.
+/// Checks the id that a cell gives a sandbox, a container or an image. The daemon records and lists
+/// ids, and sends them back to the cell.
 ///
 /// Returns INTERNAL unless the id consists of 1 to [`MAX_ID_BYTES`] printable ASCII characters.
 pub(crate) fn checked_id(id: String) -> Result<String, Failure> {
@@ -242,8 +241,8 @@ pub(crate) fn is_connected(cell: &Cell) -> bool {
     cell.link.control.is_connected()
 }
 
-/// Replaces the cell's id in a failure by the id that the kubelet knows. The message is truncated
-/// again, because a cell's id may be shorter.
+/// Replaces the cell's id in a failure by the id that the kubelet knows. Truncates the message
+/// again, because the kubelet's id may be longer.
 fn restored(failure: &Failure, cell_id: &str, id: &str) -> Failure {
     if cell_id.is_empty() || !failure.message().contains(cell_id) {
         return failure.clone();

@@ -63,8 +63,8 @@ impl CellClient {
 
     /// Reads a log from a position to its end at the time of the call.
     ///
-    /// Without a deadline, which would also end a long stream. The link bounds the wait for the
-    /// start, the reader the wait for each part.
+    /// Has no deadline, because it would also end a long stream. The link limits the wait for the
+    /// start, and the reader limits the wait for each part.
     pub(crate) async fn read_log(
         &self,
         request: ReadLogRequest,
@@ -81,9 +81,9 @@ impl CellClient {
         Ok(())
     }
 
-    /// Opens a tunnel, which sends the parts of `up` to the cell and returns the cell's.
+    /// Opens a tunnel: sends the parts of `up` to the cell, and returns the parts from the cell.
     ///
-    /// Without a deadline, which would end the call: a tunnel lasts as long as its two ends want.
+    /// Has no deadline: a tunnel lasts until one of its ends closes it.
     pub(crate) async fn tunnel(
         &self,
         up: mpsc::Receiver<TunnelPart>,
@@ -98,9 +98,9 @@ impl CellClient {
         Ok(down.into_inner().map_err(Failure::of_cell).boxed())
     }
 
-    /// Answers the name queries of the cell's pod: sends these answers, and returns the queries.
+    /// Answers the name queries of the cell's pod: sends `answers`, and returns the queries.
     ///
-    /// Without a deadline: the call lasts as long as the connection.
+    /// Has no deadline: the call lasts as long as the connection.
     pub(crate) async fn resolve(
         &self,
         answers: mpsc::Receiver<NameAnswer>,

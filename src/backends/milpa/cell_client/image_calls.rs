@@ -21,9 +21,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::{CellClient, QUERY_TIMEOUT, call, with_timeout};
 use crate::backends::milpa::failure::{Code, Failure};
 
-/// Time limit of a cell to make an image of its blobs, and of its CRI to notice.
+/// Time limit for a cell to make an image from its blobs, and for its CRI to notice the image.
 const PUT_IMAGE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit of a whole blob; a stalled one ends much earlier.
+/// Time limit of a whole blob. A stalled transfer ends much earlier.
 const PUT_BLOB_TIMEOUT: Duration = Duration::from_secs(4 * 60 * 60);
 /// Largest response about images that is accepted from a cell, in bytes.
 const MAX_IMAGE_RESPONSE_BYTES: usize = 4 << 20;
@@ -57,7 +57,7 @@ impl CellClient {
         call(timeout, "PullImage", async move { images.pull_image(request).await })
     }
 
-    /// Returns reports on the pull of an image, once the first has come.
+    /// Returns reports on the pull of an image, once the first has arrived.
     pub(crate) async fn watch_pulls(
         &self,
         request: WatchPullsRequest,
@@ -70,11 +70,11 @@ impl CellClient {
             Ok(stream::iter(first.map(Ok)).chain(reports.map_err(Failure::of_cell)).boxed())
         };
         timeout(QUERY_TIMEOUT, begun).await.map_err(|_| {
-            Failure::cell(Code::DeadlineExceeded, "the cell says nothing of its pulls")
+            Failure::cell(Code::DeadlineExceeded, "the cell did not report its pulls in time")
         })?
     }
 
-    /// Returns those of the blobs that the cell lacks.
+    /// Returns the digests of the blobs that the cell lacks.
     pub(crate) async fn missing_blobs(&self, digests: Vec<String>) -> Result<Vec<String>, Failure> {
         let mut agent = self.agent(MAX_IMAGE_RESPONSE_BYTES);
         let request = with_timeout(QUERY_TIMEOUT, MissingBlobsRequest { digests });
@@ -100,7 +100,7 @@ impl CellClient {
         Ok(())
     }
 
-    /// Names an image of blobs in the cell.
+    /// Creates an image from blobs in the cell.
     pub(crate) async fn put_image(&self, request: PutImageRequest) -> Result<(), Failure> {
         let mut agent = self.agent(MAX_IMAGE_RESPONSE_BYTES);
         let request = with_timeout(PUT_IMAGE_TIMEOUT, request);
