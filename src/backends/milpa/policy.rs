@@ -15,17 +15,17 @@ mod tests;
 
 pub use gpus::check_gpus;
 pub use host_access::Rules;
-use host_access::{HostAccess, Outcome};
+use host_access::{AccessOutcome, HostAccess};
 pub(crate) use host_ports::host_ports;
 use kernel_access::KernelAccess;
 use kiyot_config::{NodeResolver, Policy, Privileged};
 
 use crate::backends::milpa::resolver::Server;
 
-/// Prefix of the annotations of a container by which a device plugin may name CDI devices.
+/// Prefix of container annotations in which a device plugin may name CDI devices.
 const CDI_ANNOTATION_PREFIX: &str = "cdi.k8s.io/";
 
-/// A request that the policy refuses, in the words of the pod's event.
+/// Refusal of a request by the policy, with the text of the pod's event.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refusal(String);
@@ -44,7 +44,7 @@ pub fn check_sandbox(rules: &Rules, config: &cri::PodSandboxConfig) -> Result<()
         (NodeResolver::Forward, Some(_)) if servers.len() > MAX_SERVERS => Err(refusal(
             &pod,
             &format!(
-                "{} name servers that are the node's own; at most {MAX_SERVERS} are asked for it",
+                "{} name servers that are the node's own (allowed: at most {MAX_SERVERS})",
                 servers.len()
             ),
         )),
@@ -52,7 +52,7 @@ pub fn check_sandbox(rules: &Rules, config: &cri::PodSandboxConfig) -> Result<()
     }
 }
 
-/// Returns the name servers of a sandbox that the daemon queries for it, without duplicates.
+/// Returns the name servers that the daemon queries for a sandbox, without duplicates.
 pub(crate) fn forwarded_resolvers(policy: &Policy, config: &cri::PodSandboxConfig) -> Vec<String> {
     if policy.node_resolver == NodeResolver::Forward { servers_of_node(config) } else { Vec::new() }
 }
@@ -73,11 +73,11 @@ fn servers_of_node(config: &cri::PodSandboxConfig) -> Vec<String> {
 }
 
 /// Returns the reason why a pod for a cell runs on the node instead: it requests host access, and
-/// the policy keeps these pods local. Ends the sentence "it ...". The pod runs there even if it
-/// also requests access that is refused in a cell: the node has it all.
+/// the policy keeps these pods local. The text ends the sentence "it ...". The pod runs on the node
+/// even if it also requests access that is refused in a cell.
 pub fn keeps_local(rules: &Rules, config: &cri::PodSandboxConfig) -> Option<String> {
-    let kept =
-        requested_by_sandbox(config).find(|access| rules.outcome(*access) == Outcome::KeptLocal)?;
+    let kept = requested_by_sandbox(config)
+        .find(|access| rules.outcome(*access) == AccessOutcome::KeptLocal)?;
     Some(match kept {
         // A sandbox is privileged if any of its containers is.
         HostAccess::Privileges => {
@@ -89,10 +89,11 @@ pub fn keeps_local(rules: &Rules, config: &cri::PodSandboxConfig) -> Option<Stri
     })
 }
 
-/// Returns what a pod with host access is granted of its cell instead, a text for each access.
+/// Returns a text for each requested host access that the policy grants, in general within the
+/// pod's cell.
 pub fn granted(rules: &Rules, config: &cri::PodSandboxConfig) -> Vec<String> {
-    let granted =
-        requested_by_sandbox(config).filter(|access| rules.outcome(*access) == Outcome::Granted);
+    let granted = requested_by_sandbox(config)
+        .filter(|access| rules.outcome(*access) == AccessOutcome::Granted);
     granted
         .map(|access| match (access, rules.policy.privileged) {
             (HostAccess::Privileges, Privileged::Allow)
@@ -160,10 +161,11 @@ pub fn check_container(rules: &Rules, config: &cri::ContainerConfig) -> Result<(
     }
 }
 
-/// Returns the access to the node's kernel that a container is granted. Ends the sentence "it ...".
+/// Returns the granted access of a container to the node's kernel, as the end of the sentence "it
+/// ...".
 pub fn granted_kernel_access(rules: &Rules, config: &cri::ContainerConfig) -> Option<String> {
     if rules.capabilities.confines_privileges()
-        || rules.outcome(HostAccess::Privileges) != Outcome::Granted
+        || rules.outcome(HostAccess::Privileges) != AccessOutcome::Granted
     {
         return None;
     }
@@ -175,12 +177,12 @@ pub fn granted_kernel_access(rules: &Rules, config: &cri::ContainerConfig) -> Op
     ))
 }
 
-/// Closes the paths to the node's kernel in the request to a cell that shares it: a client that is
-/// no kubelet need not name them. Privileged containers have all paths, and so do others as far as
-/// they ask if policy.privileged is "allow".
+/// Closes the paths to the node's kernel in the request to a cell that shares the kernel. Only a
+/// kubelet is sure to list these paths. Changes nothing if policy.privileged is "allow": a
+/// privileged container then has all paths, and another container the paths that it requests.
 pub(crate) fn close_kernel_paths(rules: &Rules, config: &mut cri::ContainerConfig) {
     if rules.capabilities.confines_privileges()
-        || rules.outcome(HostAccess::Privileges) == Outcome::Granted
+        || rules.outcome(HostAccess::Privileges) == AccessOutcome::Granted
     {
         return;
     }
@@ -188,22 +190,22 @@ pub(crate) fn close_kernel_paths(rules: &Rules, config: &mut cri::ContainerConfi
     kernel_access::close_paths(linux.security_context.get_or_insert_default());
 }
 
-/// Decides on access to the kernel by the key that decides on privileged containers.
+/// Decides on access to the kernel by the key of privileged containers, `policy.privileged`.
 fn check_kernel_access(rules: &Rules, name: &str, access: &KernelAccess) -> Result<(), Refusal> {
     let reaching = format!("{access}, which reaches the node's kernel");
     match rules.outcome(HostAccess::Privileges) {
-        Outcome::Granted => Ok(()),
-        Outcome::Refused => {
+        AccessOutcome::Granted => Ok(()),
+        AccessOutcome::Refused => {
             Err(refusal(name, &format!("{reaching} (policy.privileged is \"refuse\")")))
         }
-        Outcome::KeptLocal => Err(refusal(
+        AccessOutcome::KeptLocal => Err(refusal(
             name,
             &format!(
                 "{reaching} (policy.privileged is \"keep-local\", which moves a pod to the \
                  node only while no container of it runs)"
             ),
         )),
-        Outcome::Unsupported(_) => Err(Refusal(format!(
+        AccessOutcome::Unsupported(_) => Err(Refusal(format!(
             "{name} asks for {access}; policy.privileged is \"cell\", but cells of the provider \
              {:?} share the node's kernel, which it reaches",
             rules.capabilities.provider
@@ -211,16 +213,18 @@ fn check_kernel_access(rules: &Rules, name: &str, access: &KernelAccess) -> Resu
     }
 }
 
-/// Returns whether pods run on the node whose containers request access to the kernel.
+/// Returns whether pods run on the node if their containers request access to the kernel.
 pub(crate) fn keeps_kernel_access_local(rules: &Rules) -> bool {
     !rules.capabilities.confines_privileges()
-        && rules.outcome(HostAccess::Privileges) == Outcome::KeptLocal
+        && rules.outcome(HostAccess::Privileges) == AccessOutcome::KeptLocal
 }
 
 /// Returns the reason why the pod of a container runs on the node instead: the container requests
-/// access to the kernel, and the policy keeps these pods local. Ends the sentence "it ...".
+/// access to the kernel, and the policy keeps these pods local. The text ends the sentence "it
+/// ...".
 ///
-/// Unlike the access in [`keeps_local`], this is in no request for a sandbox.
+/// Unlike the access of [`keeps_local`], access to the kernel is not in the request for the
+/// sandbox.
 pub fn moves_to_node(rules: &Rules, config: &cri::ContainerConfig) -> Option<String> {
     if !keeps_kernel_access_local(rules) {
         return None;
@@ -250,15 +254,16 @@ fn check(
     requester: &str,
     mut requested: impl Iterator<Item = HostAccess>,
 ) -> Result<(), Refusal> {
-    // Access that is kept local is refused in a cell: it was not in the request for the sandbox.
+    // Access that is kept local is refused here: its pod is in a cell already, because the request
+    // for the sandbox did not have the access.
     let refused = requested.find_map(|access| match rules.outcome(access) {
-        Outcome::Granted => None,
-        Outcome::Refused => Some(refusal(
+        AccessOutcome::Granted => None,
+        AccessOutcome::Refused => Some(refusal(
             requester,
             &format!("{} (policy.{} is \"refuse\")", access.what(), access.key()),
         )),
-        Outcome::KeptLocal => Some(refusal(requester, access.what())),
-        Outcome::Unsupported(why) => Some(Refusal(format!(
+        AccessOutcome::KeptLocal => Some(refusal(requester, access.what())),
+        AccessOutcome::Unsupported(why) => Some(Refusal(format!(
             "{requester} asks for {}; policy.{} is \"cell\", but cells of the provider {:?} {why}",
             access.what(),
             access.key(),

@@ -1,9 +1,9 @@
-//! Linux capabilities: which of them the namespaces of a cell contain, and which reach the kernel
-//! that cells without one of their own share with the node.
+//! Linux capabilities: how far each reaches. The namespaces of a cell contain some; others reach
+//! the kernel, which is the node's unless the cell has its own.
 //!
-//! Cells without users of their own have the node's user namespace, so that a capability of a
-//! container there is one of the node: it is contained because no other namespace of the node is
-//! within its reach.
+//! A cell without its own users has the node's user namespace, so that a container's capability
+//! there is a capability on the node. It is contained because it reaches no other namespace of the
+//! node.
 
 /// Prefix of a capability in capabilities(7), which CRI leaves out.
 const PREFIX: &str = "CAP_";
@@ -15,19 +15,19 @@ const ALL: &str = "ALL";
 pub(super) enum Reach {
     /// Contained by the namespaces, mounts and control groups of the cell and its containers.
     Cell,
-    /// Contained while the container sees only its own processes. If it sees those of the cell, it
-    /// reaches their open files: the node's, where cells share them.
+    /// Contained while the container sees only its own processes. A container that sees the cell's
+    /// processes reaches their open files, which are the node's files if cells share them.
     OwnProcesses,
     /// Not contained: the kernel, its devices, its clock, or the node's files.
     Kernel,
 }
 
-/// The capabilities of Linux 6.12 by their names in CRI, in the kernel's order, with the reason.
+/// The capabilities of Linux 6.12 by their names in CRI, in the kernel's order, with reasons.
 const TABLE: [(&str, Reach); 41] = [
     // File owners and modes, in the container's own mounts. Containers have them by default.
     ("CHOWN", Reach::Cell),
     ("DAC_OVERRIDE", Reach::Cell),
-    // open_by_handle_at(2) opens any file of a file system of which one mount is seen.
+    // open_by_handle_at(2) opens any file of a file system with a visible mount.
     ("DAC_READ_SEARCH", Reach::Kernel),
     ("FOWNER", Reach::Cell),
     ("FSETID", Reach::Cell),
@@ -58,7 +58,7 @@ const TABLE: [(&str, Reach); 41] = [
     ("SYS_ADMIN", Reach::Kernel),
     // kexec_load(2).
     ("SYS_BOOT", Reach::Kernel),
-    // Real-time scheduling is bounded by no CPU limit of a pod.
+    // No CPU limit of a pod bounds real-time scheduling.
     ("SYS_NICE", Reach::Kernel),
     // The reserved blocks of the node's disk, and its OOM killer.
     ("SYS_RESOURCE", Reach::Kernel),
@@ -66,7 +66,8 @@ const TABLE: [(&str, Reach); 41] = [
     ("SYS_TIME", Reach::Kernel),
     // The node's consoles.
     ("SYS_TTY_CONFIG", Reach::Kernel),
-    // The device control group decides which nodes open. Containers have it by default.
+    // The device control group decides which device nodes can be opened. Containers have the
+    // capability by default.
     ("MKNOD", Reach::Cell),
     // Files that the container opens.
     ("LEASE", Reach::Cell),
@@ -92,11 +93,10 @@ const TABLE: [(&str, Reach); 41] = [
     ("CHECKPOINT_RESTORE", Reach::OwnProcesses),
 ];
 
-/// Returns how far a capability reaches that a container adds. `ALL` and names that are not known
-/// reach the kernel.
+/// Returns how far a capability of a container reaches. `ALL` and unknown names reach the kernel.
 ///
-/// containerd takes names in any case. The prefix is left out here because a later version may
-/// take it, too.
+/// containerd accepts names in any case. The prefix is removed because a later version may accept
+/// it.
 pub(super) fn reach(name: &str) -> Reach {
     let upper = name.to_ascii_uppercase();
     let plain = upper.strip_prefix(PREFIX).unwrap_or(&upper);
@@ -190,7 +190,7 @@ mod tests {
     /// Verifies R9.
     #[test]
     fn unknown_capability_reaches_the_kernel() {
-        // The long s and the dotless i are letters of ASCII once Go has made them upper case.
+        // In Go, the upper case of the long s and of the dotless i is an ASCII letter.
         for name in [
             "",
             "CAP_",

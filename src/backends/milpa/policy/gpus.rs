@@ -1,4 +1,4 @@
-//! GPUs, which no cell has yet: a pod must not pay for an instance whose devices it can't use.
+//! GPUs. No cell has GPUs yet, and a pod must not pay for an instance whose devices it can't use.
 
 use kiyot_engine::{
     placement::ApiRequests,

@@ -18,15 +18,15 @@ pub(super) enum HostAccess {
 
 /// The outcome of a request for host access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum AccessOutcome {
     /// The policy refuses it.
     Refused,
-    /// The policy grants the cell's own, and the provider's cells have none. The reason ends the
-    /// sentence "..., but ...".
+    /// The policy grants the cell's own resource, but the provider's cells share the node's. The
+    /// reason ends the sentence "..., but ...".
     Unsupported(&'static str),
     /// The pod runs on the node.
     KeptLocal,
-    /// The pod has the cell's own, or the node's if the policy allows that.
+    /// The pod has the cell's own resource, or the node's if the policy allows it.
     Granted,
 }
 
@@ -65,7 +65,7 @@ impl HostAccess {
         }
     }
 
-    /// Returns what the pod gets of its cell.
+    /// Returns the end of the sentence "the pod gets ...".
     pub(super) const fn granted(self) -> &'static str {
         match self {
             Self::Network => {
@@ -75,7 +75,7 @@ impl HostAccess {
             Self::Processes => "the processes of its cell",
             Self::Ipc => "the IPC of its cell",
             Self::Users => {
-                "the users of its cell without a mapping: none of them is one of the node's"
+                "the users of its cell without a mapping: no user of the cell is a user of the node"
             }
             Self::Privileges => "all privileges within its cell",
         }
@@ -109,30 +109,32 @@ impl Rules {
         backend.providers.iter().map(rules).collect()
     }
 
-    pub(super) fn outcome(&self, access: HostAccess) -> Outcome {
+    pub(super) fn outcome(&self, access: HostAccess) -> AccessOutcome {
         let policy = &self.policy;
         let outcome = |setting, there: bool, why| match setting {
-            HostAccessPolicy::Refuse => Outcome::Refused,
-            HostAccessPolicy::KeepLocal => Outcome::KeptLocal,
-            HostAccessPolicy::Cell if there => Outcome::Granted,
-            HostAccessPolicy::Cell => Outcome::Unsupported(why),
+            HostAccessPolicy::Refuse => AccessOutcome::Refused,
+            HostAccessPolicy::KeepLocal => AccessOutcome::KeptLocal,
+            HostAccessPolicy::Cell if there => AccessOutcome::Granted,
+            HostAccessPolicy::Cell => AccessOutcome::Unsupported(why),
         };
         match access {
-            // Any cell has these for itself, because it belongs to a single pod.
+            // Each cell has its own, because it belongs to a single pod.
             HostAccess::Network => outcome(policy.host_network, true, ""),
             HostAccess::Processes => outcome(policy.host_pid, true, ""),
             HostAccess::Ipc => outcome(policy.host_ipc, true, ""),
             HostAccess::Users => outcome(
                 policy.host_users,
                 self.capabilities.own_users,
-                "have the node's users: who is root in one is root to the node's kernel",
+                "have the node's users: root in a cell is root to the node's kernel",
             ),
             HostAccess::Privileges => match policy.privileged {
-                Privileged::Refuse => Outcome::Refused,
-                Privileged::KeepLocal => Outcome::KeptLocal,
-                Privileged::Allow => Outcome::Granted,
-                Privileged::Cell if self.capabilities.confines_privileges() => Outcome::Granted,
-                Privileged::Cell => Outcome::Unsupported(
+                Privileged::Refuse => AccessOutcome::Refused,
+                Privileged::KeepLocal => AccessOutcome::KeptLocal,
+                Privileged::Allow => AccessOutcome::Granted,
+                Privileged::Cell if self.capabilities.confines_privileges() => {
+                    AccessOutcome::Granted
+                }
+                Privileged::Cell => AccessOutcome::Unsupported(
                     "share the node's kernel and devices: a privileged container, or one with a \
                      capability that reaches the kernel, is root on the node",
                 ),
@@ -142,16 +144,16 @@ impl Rules {
 
     /// Returns whether the policy keeps any pods on the node.
     pub(crate) fn keeps_any_local(&self) -> bool {
-        HostAccess::ALL.into_iter().any(|access| self.outcome(access) == Outcome::KeptLocal)
+        HostAccess::ALL.into_iter().any(|access| self.outcome(access) == AccessOutcome::KeptLocal)
     }
 
-    /// Returns a sentence for each access that the policy grants and the provider's cells don't
-    /// have: these pods are refused.
+    /// Returns a sentence for each access that the policy grants but the provider's cells don't
+    /// have: pods that request it are refused.
     pub fn unmet(&self) -> Vec<String> {
         let unmet = |access: HostAccess| match self.outcome(access) {
-            Outcome::Unsupported(why) => Some(format!(
-                "policy.{} is \"cell\", but cells of the provider {:?} {why}; such pods are \
-                 refused",
+            AccessOutcome::Unsupported(why) => Some(format!(
+                "policy.{} is \"cell\", but cells of the provider {:?} {why}; pods that request \
+                 it are refused",
                 access.key(),
                 self.capabilities.provider
             )),

@@ -5,8 +5,7 @@ use kiyot_proto::cri;
 
 use super::Refusal;
 
-/// Returns the ports of the node that lead to a pod. A mapping without a port of the node is
-/// informational.
+/// Returns the ports of the node that lead to a pod. A mapping without a hostPort is informational.
 pub(crate) fn host_ports(config: &cri::PodSandboxConfig) -> Result<Vec<HostPort>, Refusal> {
     let requested = config.port_mappings.iter().filter(|mapping| mapping.host_port > 0);
     let host_port = |mapping: &cri::PortMapping| {

@@ -16,8 +16,8 @@ const MAX_SHOWN_CHARACTERS: usize = 64;
 pub(super) enum KernelAccess {
     /// A capability that the namespaces of a cell do not contain, as the request names it.
     Capability(String),
-    /// `/proc` with its kernel parameters open to writing (`procMount: Unmasked`): root may write
-    /// `kernel.core_pattern`, and the node runs the program in it.
+    /// `/proc` with writable kernel parameters (`procMount: Unmasked`): root may write
+    /// `kernel.core_pattern`, and the node runs the program named there.
     UnmaskedProc,
 }
 
@@ -30,8 +30,8 @@ impl fmt::Display for KernelAccess {
     }
 }
 
-/// Returns the first access to the kernel that a container requests; `None` for a privileged one,
-/// which has all of it.
+/// Returns the first access to the kernel that a container requests; `None` for a privileged
+/// container, which has all access.
 pub(super) fn requested(config: &cri::ContainerConfig) -> Option<KernelAccess> {
     let context = config.linux.as_ref()?.security_context.as_ref()?;
     if context.privileged {
@@ -43,8 +43,8 @@ pub(super) fn requested(config: &cri::ContainerConfig) -> Option<KernelAccess> {
         .or_else(|| is_unmasked(config, context).then_some(KernelAccess::UnmaskedProc))
 }
 
-/// Returns whether a kubelet asks for procMount: Unmasked: it sends both lists of paths for every
-/// other container. A client that is no kubelet leaves them empty without a meaning.
+/// Returns whether a kubelet requests `procMount: Unmasked`. A kubelet sends both lists of paths
+/// for every other container; empty lists of another client mean nothing.
 fn is_unmasked(
     config: &cri::ContainerConfig,
     context: &cri::LinuxContainerSecurityContext,
@@ -54,7 +54,7 @@ fn is_unmasked(
         && context.readonly_paths.is_empty()
 }
 
-/// Adds the paths by which root of a container reaches the kernel, as far as they are absent.
+/// Adds the absent paths by which root of a container reaches the kernel.
 pub(super) fn close_paths(context: &mut cri::LinuxContainerSecurityContext) {
     for (list, paths) in [
         (&mut context.masked_paths, &kernel_paths::MASKED[..]),

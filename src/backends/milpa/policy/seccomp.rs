@@ -1,5 +1,5 @@
 //! Seccomp profiles of the node (`localhostProfile`). A cell's containerd can't read the node's
-//! files, so that the profile of a container or sandbox is copied to its cell.
+//! files, so the profile of a container or sandbox is copied to its cell.
 
 use std::{
     fs::File,
@@ -8,7 +8,7 @@ use std::{
 
 use kiyot_proto::cri::{self, security_profile::ProfileType};
 
-/// Largest profile, in bytes. A profile that names every system call by itself has a tenth of it.
+/// Largest profile, in bytes. A profile that lists every system call has a tenth of this size.
 const MAX_PROFILE_BYTES: u64 = 1 << 20;
 /// Prefix of the path in older kubelets.
 const PREFIX: &str = "localhost/";
@@ -39,11 +39,11 @@ fn path<'a>(profile: Option<&'a cri::SecurityProfile>, old: &'a str) -> Option<&
     }
 }
 
-/// Reads a profile: an absolute path, without "..", of a file that is not too large.
+/// Reads a profile. The path must be absolute and have no "..", and the file must not be too large.
 pub(crate) fn read(path: &str) -> io::Result<Vec<u8>> {
     let file = File::open(kiyot_linux::tree::absolute(path)?)?;
     if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
     }
     let mut content = Vec::new();
     file.take(MAX_PROFILE_BYTES + 1).read_to_end(&mut content)?;

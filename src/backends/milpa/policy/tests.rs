@@ -171,7 +171,7 @@ fn host_access_is_decided_by_its_own_key() {
 
 /// Verifies R2.
 #[test]
-fn cells_own_is_granted_where_cells_have_it() {
+fn access_to_the_cell_is_granted_where_cells_have_their_own() {
     let policy = all(HostAccessPolicy::Cell, Privileged::Cell);
     let (machines, namespaces) = (Rules { policy, capabilities: MACHINES }, rules(policy));
     for (options, privileged, word, key) in host_access() {
@@ -189,7 +189,7 @@ fn cells_own_is_granted_where_cells_have_it() {
         let in_namespaces =
             [check_sandbox(&namespaces, &sandbox), check_container(&namespaces, &container)];
         if ["hostUsers", "privileged"].contains(&word) {
-            // In these cells it would be the node's.
+            // These cells share the node's.
             for result in in_namespaces {
                 let refusal = result.unwrap_err();
                 assert!(
@@ -242,7 +242,7 @@ fn capability_into_the_cells_processes_is_refused_where_files_are_shared() {
             .is_ok()
         );
     }
-    // With a kernel of its own, all of them stay in the cell.
+    // With a kernel of its own, a cell contains all capabilities.
     let all = container(in_cell(), false, &["ALL"]);
     assert!(check_container(&Rules { policy, capabilities: MACHINES }, &all).is_ok());
     assert!(check_container(&rules(policy), &container(in_cell(), false, &["NET_ADMIN"])).is_ok());
@@ -378,7 +378,7 @@ fn kernel_access_is_decided_by_the_key_of_privileged_containers() {
 
 /// Verifies R9.
 #[test]
-fn kernel_access_moves_its_pod_to_the_node_under_keep_local_alone() {
+fn kernel_access_moves_its_pod_to_the_node_only_under_keep_local() {
     for (config, word) in with_kernel_access() {
         for privileged in
             [Privileged::Refuse, Privileged::KeepLocal, Privileged::Cell, Privileged::Allow]
@@ -439,7 +439,8 @@ fn paths_to_the_kernel_are_closed_where_cells_share_it() {
             assert!(context.masked_paths.starts_with(&sent.masked_paths));
             assert!(context.readonly_paths.starts_with(&sent.readonly_paths));
         }
-        // The lists are the client's where root reaches the kernel anyway, or has its own.
+        // The lists stay the client's where root reaches the kernel anyway, or the cell has its
+        // own.
         for rules in [rules(allow), Rules { policy: Policy::default(), capabilities: MACHINES }] {
             let mut same = config.clone();
             close_kernel_paths(&rules, &mut same);
