@@ -2,7 +2,7 @@
 //!
 //! A pod selects a name server by its index in the pod's own sandbox configuration, so it can't
 //! query others. Each UDP query has its own socket, so that only the queried name server can
-//! respond. A TCP connection is copied byte by byte, whatever it carries.
+//! respond. A TCP connection is copied as bytes.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -32,11 +32,11 @@ mod udp;
 
 pub use server::Server;
 
-/// Most UDP queries of a cell at a time, like its agent's.
+/// Most UDP queries of a cell at a time, as in its agent.
 const MAX_CELL_QUERIES: usize = MAX_UDP_QUERIES;
 /// Most UDP queries of all cells at a time. Each has a socket.
 const MAX_QUERIES: usize = 1024;
-/// Most connections of all cells at a time; further ones are refused.
+/// Most connections of all cells at a time; further connections are refused.
 const MAX_CONNECTIONS: usize = 1024;
 /// Most responses that wait for the link.
 const MAX_QUEUED_RESPONSES: usize = 4;
@@ -89,7 +89,7 @@ impl Resolver {
             resolvers: u32::try_from(servers.len()).unwrap_or(u32::MAX),
             ..Default::default()
         };
-        // Fits, as the channel is empty.
+        // Fits, because the channel is empty.
         let _ = sender.try_send(first);
         let client = CellClient::over(link);
         let queries = client.resolve(answers).await?;
@@ -136,7 +136,8 @@ impl Resolver {
                     Arc::clone(&self.connections).try_acquire_owned(),
                 );
                 let (Ok(of_cell), Ok(of_all)) = permits else {
-                    // No task for it: the cell's next query waits until the cell takes answers.
+                    // Answers without a task, so that the cell's next query waits until it accepts
+                    // answers.
                     tracing::debug!("connection to a name server refused: too many");
                     let _gone = answers.send(NameAnswer { id, ..NameAnswer::default() }).await;
                     continue;

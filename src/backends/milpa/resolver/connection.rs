@@ -31,7 +31,7 @@ pub(super) async fn splice_connection(
     let connection =
         timeout(QUERY_TIMEOUT, connected).await.map_err(|_| io::ErrorKind::TimedOut)??;
     let (up, parts) = mpsc::channel(MAX_QUEUED_PARTS);
-    // Fits, as the channel is empty.
+    // Fits, because the channel is empty.
     let _ = up.try_send(TunnelPart { query, ..TunnelPart::default() });
     let down = client.tunnel(parts).await.map_err(io::Error::other)?;
     splice(connection, up, down).await
@@ -46,7 +46,7 @@ pub(super) async fn splice(
     let (mut read, mut write) = connection.split();
     let mut buffer = BytesMut::new();
     let (mut server_ended, mut pod_ended) = (false, false);
-    // A side that doesn't read stops both directions, and is bounded like an idle connection.
+    // A side that doesn't read stops both directions. The time limit of idle connections ends it.
     let slow = |_| io::Error::from(io::ErrorKind::TimedOut);
     let mut until = Instant::now() + TCP_IDLE_TIMEOUT;
     while !(server_ended && pod_ended) {

@@ -1,4 +1,4 @@
-//! DNS message headers, as far as they are needed (RFC 1035, 4.1.1). Pure.
+//! The flags and codes of DNS message headers (RFC 1035, 4.1.1). Pure.
 
 use bytes::{Bytes, BytesMut};
 use kiyot_link::resolver::DNS_HEADER_BYTES;
@@ -10,17 +10,18 @@ const FLAG_TC: u8 = 0x02;
 const RCODE_MASK: u8 = 0x0f;
 const RCODE_SERVER_FAILURE: u8 = 2;
 
-/// Returns true if a message is the response to a query, by its id.
+/// Returns whether a message is the response to a query, by its id.
 pub(super) fn answers(message: &[u8], query: &[u8]) -> bool {
     message.len() >= DNS_HEADER_BYTES && message[..2] == query[..2] && message[2] & FLAG_QR != 0
 }
 
-/// Returns the response for a failed name server, upon which a resolver asks the next one at once.
+/// Returns the response for a failed name server. A resolver then queries the next name server at
+/// once.
 pub(super) fn failed(query: &[u8]) -> Bytes {
     answer(query, 0, RCODE_SERVER_FAILURE)
 }
 
-/// Returns the response for an answer beyond UDP's limit, upon which a resolver asks by TCP.
+/// Returns the response for an answer beyond UDP's limit. A resolver then queries by TCP.
 pub(super) fn truncated(query: &[u8]) -> Bytes {
     answer(query, FLAG_TC, 0)
 }

@@ -16,8 +16,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Parses the address of a name server; `None` if a cell reaches it itself. Invalid addresses
-    /// are ignored like a resolver does.
+    /// Parses the address of a name server; `None` if a cell can reach the server itself, or if the
+    /// address is invalid. A resolver ignores invalid addresses, too.
     pub fn parse_node_only(text: &str) -> Option<Self> {
         let (address, zone) = text.split_once('%').unwrap_or((text, ""));
         let address = address.parse::<IpAddr>().ok()?.to_canonical();

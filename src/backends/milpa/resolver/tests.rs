@@ -177,7 +177,7 @@ async fn connections_of_a_cell_are_limited() {
                 let id = MAX_TCP_CONNECTIONS as u64 + id;
                 assert_eq!(answer, NameAnswer { id, ..NameAnswer::default() });
             }
-            // Those that are carried begin in tasks of their own, in no order with the refusals.
+            // Accepted connections begin in their own tasks, in any order with the refusals.
             while SPLICED.load(Ordering::SeqCst) < MAX_TCP_CONNECTIONS {
                 tokio::task::yield_now().await;
             }
@@ -201,7 +201,7 @@ async fn refused_connections_of_a_cell_wait_until_it_takes_the_answers() {
     let splice_connection = |_, _| std::future::pending();
     let response = resolver.respond(queries, sender, &servers, query_server, splice_connection);
     tokio::time::timeout(Duration::from_secs(60), response).await.unwrap_err();
-    // Those that are carried, one refusal in the channel, and one that waits.
+    // The accepted connections, a refusal in the channel, and a refusal that waits.
     assert_eq!(READ.load(Ordering::SeqCst), MAX_TCP_CONNECTIONS + 2);
 }
 
