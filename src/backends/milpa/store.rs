@@ -20,8 +20,8 @@ mod tests;
 
 use thread::Request;
 
-/// The version of the records that this build writes. A record of a later version would be misread,
-/// and is quarantined.
+/// The version of the records that this build writes. Records of later versions are quarantined,
+/// because this build would misread them.
 const RECORD_VERSION: u32 = 1;
 /// The most requests in the thread's queue; a caller waits while it is full.
 const MAX_QUEUED_REQUESTS: usize = 1024;
@@ -141,9 +141,9 @@ pub struct Store {
 impl Store {
     /// Opens or creates the file `store.redb` in a directory.
     ///
-    /// Directory (0700) and file (0600) are created for the owner alone, because the file holds the
-    /// private key of the certificate authority. If another process has the file open, this waits
-    /// some seconds, because that may be a previous daemon that is shutting down.
+    /// Only the owner may access directory (0700) and file (0600), because the file holds the
+    /// private key of the certificate authority. Waits some seconds if another process has the file
+    /// open: it may be a previous daemon that is shutting down.
     pub async fn open(state_dir: &Path) -> Result<Self, StoreError> {
         let path = state_dir.join("store.redb");
         let (requests, queue) = mpsc::channel(MAX_QUEUED_REQUESTS);
@@ -196,8 +196,8 @@ impl Store {
         Ok(records)
     }
 
-    /// Returns the next rows of all tables of the file, quarantined ones too, without their
-    /// records: the first after a row, or of all. None are left after an empty part. Parts are
+    /// Returns the next rows of all tables of the file, including the quarantine, without their
+    /// records: the first rows after a row, or of the file. An empty part is the end. Parts are
     /// small, because commits wait for them.
     pub async fn rows(&self, after: Option<Row>) -> Result<Vec<Row>, StoreError> {
         self.call(|reply| Request::List { after, reply }).await?

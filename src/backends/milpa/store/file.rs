@@ -21,7 +21,7 @@ use super::{Change, MAX_LISTED_ROWS, Row, Table, reserve::Reserve};
 const LOCK_TIMEOUT: Duration = Duration::from_secs(3);
 /// The interval between two attempts to open it.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(50);
-/// The mode of the file: who can open it can lock it.
+/// The mode of the file: any process that can open it can lock it.
 const MODE: u32 = 0o600;
 /// The page cache. Small, because all records are in memory anyway, in a smaller form.
 const PAGE_CACHE_BYTES: usize = 512 << 10;
@@ -122,8 +122,8 @@ impl File {
         })
     }
 
-    /// Returns the next rows of all tables, sorted by the tables' names and the keys: the first
-    /// after a row, or of all.
+    /// Returns the next rows of all tables, sorted by table name and key: the first rows after a
+    /// row, or of the file.
     pub(super) fn rows(&mut self, after: Option<&Row>) -> Result<Vec<Row>, StoreError> {
         let path = self.path.clone();
         let mut read = || -> Result<_, redb::Error> {
@@ -187,7 +187,7 @@ impl File {
         })
     }
 
-    /// Returns the database, which is opened again after an I/O error.
+    /// Returns the database. Opens it again after an I/O error.
     fn reopen(&mut self) -> Result<&mut Open, redb::Error> {
         let open = match self.database.take() {
             Some(open) => open,
@@ -205,7 +205,7 @@ fn open_database(path: &Path) -> Result<Open, DatabaseError> {
         .truncate(false)
         .mode(MODE)
         .open(path)?;
-    // That of a copy may be another.
+    // A copy of the file may have another mode.
     file.set_permissions(fs::Permissions::from_mode(MODE))?;
     let mut reserve = Reserve::new(file.try_clone()?);
     let database = redb::Builder::new()

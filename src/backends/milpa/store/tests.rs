@@ -16,8 +16,7 @@ fn put(id: &str) -> Batch {
 }
 
 impl Store {
-    /// Returns a store that fails its first commit of a cell in this phase, and is otherwise this
-    /// one.
+    /// Returns a handle of this store that fails the first commit of a cell in this phase.
     pub(in crate::backends::milpa) fn failing_once(&self, phase: CellPhase) -> Self {
         let (requests, mut queue) = mpsc::channel(MAX_QUEUED_REQUESTS);
         let store = self.requests.clone();
@@ -126,7 +125,7 @@ async fn concurrent_batches_are_all_committed() {
 
 /// Verifies X50.
 #[tokio::test]
-async fn file_that_others_can_open_is_closed_to_them_at_the_start() {
+async fn file_readable_by_others_is_restricted_at_the_start() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("store.redb");
     std::fs::write(&path, "").unwrap();
@@ -136,7 +135,7 @@ async fn file_that_others_can_open_is_closed_to_them_at_the_start() {
 }
 
 #[tokio::test]
-async fn store_that_is_in_use_is_a_named_error() {
+async fn store_in_use_is_a_named_error() {
     let dir = tempfile::tempdir().unwrap();
     let _first = Store::open(dir.path()).await.unwrap();
     let error = Store::open(dir.path()).await.unwrap_err();
