@@ -1,5 +1,5 @@
-//! Exec, attach and port-forward: the head of a HTTP request is read and its target replaced, and
-//! then bytes are spliced to the streaming server of the cell's containerd.
+//! Exec, attach and port-forward: reads the head of an HTTP request, replaces its target, and
+//! splices bytes to the streaming server of the cell's containerd.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -41,17 +41,17 @@ mod tests;
 mod tokens;
 mod tunnel;
 
-/// Most streams at a time; further ones are refused.
+/// Most streams at a time; further streams are refused.
 const MAX_STREAMS: usize = 2_000;
 
 /// Most streams of a cell at a time, as in its agent.
 const MAX_CELL_STREAMS: usize = 96;
 
-/// Most connections that have not sent a request with a token. A further one ends the oldest, once
-/// that has had [`HEAD_GRACE`].
+/// Most connections that have not sent a request with a token. A further connection ends the
+/// oldest, once the oldest has had [`HEAD_GRACE`].
 const MAX_UNREAD_HEADS: usize = 64;
 
-/// Time in which a connection's request may come and be read before another connection ends it.
+/// Time for a connection to send its request, before another connection may end it.
 const HEAD_GRACE: Duration = Duration::from_millis(200);
 
 /// Pause after a failed accept (out of file descriptors), so that the loop doesn't spin.
@@ -74,7 +74,8 @@ pub struct Streaming {
 }
 
 impl Streaming {
-    /// Listens on a free port of the loopback. Any user can take all ports: then it is tried again.
+    /// Listens on a free port of the loopback. Retries in a task without a free port, because any
+    /// user can take all ports.
     pub async fn start() -> Self {
         let (address, tokens) = (Arc::new(OnceLock::new()), Arc::new(Tokens::default()));
         let listener = match listen(&address).await {
@@ -106,11 +107,11 @@ impl Streaming {
         self.address.get().copied()
     }
 
-    /// Returns a URL in place of a URL of the cell's containerd: for one use within a minute, with
-    /// a token of 160 random bits.
+    /// Returns a URL that replaces a URL of the cell's containerd. It has a token of 160 random
+    /// bits, and is valid once, for a minute.
     ///
-    /// INTERNAL if the cell's URL is not of a streaming server, RESOURCE_EXHAUSTED if too many URLs
-    /// are unused, UNAVAILABLE if the loopback has no free port.
+    /// Fails with INTERNAL if the cell's URL is not of a streaming server, RESOURCE_EXHAUSTED if
+    /// too many URLs are unused, UNAVAILABLE if the loopback has no free port.
     pub fn url(&self, cell: &Cell, cell_url: &str) -> Result<String, Failure> {
         let (port, target) = parse_cell_url(cell_url).ok_or_else(|| {
             let shown: String = cell_url.chars().take(200).collect();
@@ -207,7 +208,7 @@ async fn accept(listener: TcpListener, tokens: Arc<Tokens>) {
                         }
                         log_early_end(&error);
                     }
-                    // Ended as the oldest.
+                    // Aborted as the oldest.
                     Err(_) => {}
                 }
                 continue;

@@ -19,17 +19,17 @@ pub(super) enum BodyRest {
 /// Position in a chunked body.
 #[derive(Debug, Default)]
 pub(super) struct ChunkState {
-    state: State,
+    state: ChunkPart,
     taken: u64,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// In the line with a chunk's size: the size so far, and true after its digits.
+enum ChunkPart {
+    /// In the line with a chunk's size: the size so far, and whether its digits have ended.
     Size(u64, bool),
     /// In a chunk: the remaining bytes, including the line end.
     Data(u64),
-    /// In the trailer lines: true if the current line is not empty.
+    /// In the trailer lines: whether the current line has bytes.
     Trailer(bool),
     #[default]
     Start,
@@ -46,15 +46,17 @@ impl BodyRest {
         }
     }
 
-    /// Returns true at the end of the body.
+    /// Returns whether the body is complete.
     pub(super) fn is_complete(&self) -> bool {
         match self {
             Self::Length(left) | Self::Close(left) => *left == 0,
-            Self::Chunked(chunks) => chunks.state == State::End || chunks.taken >= MAX_BODY_BYTES,
+            Self::Chunked(chunks) => {
+                chunks.state == ChunkPart::End || chunks.taken >= MAX_BODY_BYTES
+            }
         }
     }
 
-    /// Consumes the next bytes and returns those that belong to the body.
+    /// Consumes the next bytes, and returns the part that belongs to the body.
     pub(super) fn take<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         match self {
             Self::Length(left) | Self::Close(left) => {
@@ -72,28 +74,30 @@ impl BodyRest {
 }
 
 impl ChunkState {
-    /// Consumes a byte; returns false if it is not the body's. Invalid chunks end the body.
+    /// Consumes a byte, and returns whether it belongs to the body. Invalid chunks end the body.
     fn step(&mut self, byte: u8) -> bool {
         if self.taken >= MAX_BODY_BYTES {
             return false;
         }
         let next = match (self.state, byte) {
-            (State::End, _) => return false,
-            (State::Start, byte) => match hex_digit(byte) {
-                Some(digit) => State::Size(digit, false),
-                None => State::End,
+            (ChunkPart::End, _) => return false,
+            (ChunkPart::Start, byte) => match hex_digit(byte) {
+                Some(digit) => ChunkPart::Size(digit, false),
+                None => ChunkPart::End,
             },
-            (State::Size(0, _), b'\n') => State::Trailer(false),
-            (State::Size(size, _), b'\n') => State::Data(size.saturating_add(2)),
-            (State::Size(size, over), byte) => match hex_digit(byte).filter(|_| !over) {
-                Some(digit) => State::Size(size.saturating_mul(16).saturating_add(digit), false),
-                None => State::Size(size, true),
+            (ChunkPart::Size(0, _), b'\n') => ChunkPart::Trailer(false),
+            (ChunkPart::Size(size, _), b'\n') => ChunkPart::Data(size.saturating_add(2)),
+            (ChunkPart::Size(size, over), byte) => match hex_digit(byte).filter(|_| !over) {
+                Some(digit) => {
+                    ChunkPart::Size(size.saturating_mul(16).saturating_add(digit), false)
+                }
+                None => ChunkPart::Size(size, true),
             },
-            (State::Data(1), _) => State::Start,
-            (State::Data(left), _) => State::Data(left.saturating_sub(1)),
-            (State::Trailer(false), b'\n') => State::End,
-            (State::Trailer(true), b'\n') => State::Trailer(false),
-            (State::Trailer(any), byte) => State::Trailer(any || byte != b'\r'),
+            (ChunkPart::Data(1), _) => ChunkPart::Start,
+            (ChunkPart::Data(left), _) => ChunkPart::Data(left.saturating_sub(1)),
+            (ChunkPart::Trailer(false), b'\n') => ChunkPart::End,
+            (ChunkPart::Trailer(true), b'\n') => ChunkPart::Trailer(false),
+            (ChunkPart::Trailer(any), byte) => ChunkPart::Trailer(any || byte != b'\r'),
         };
         self.state = next;
         self.taken += 1;

@@ -34,15 +34,15 @@ use crate::backends::milpa::failure::Failure;
 /// Deadline for a client to send the head of its request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Deadline for a cell's response; one that switches protocols is sent at once.
+/// Deadline for a cell's response. A response that switches protocols is sent at once.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Time without a byte after which a stream ends that a side has closed. The kubelet closes both
-/// directions at once, so that a client which has closed one is absent if nothing moves.
+/// A stream that a side has closed ends after this time without a byte. The kubelet closes both
+/// directions at once, so a client that has closed one direction has left if no bytes move.
 const ABANDONED_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Idle time after which the kernel asks if the client's connection exists. The end of a client
-/// that had more to send than the cell reads is not received.
+/// Idle time after which the kernel probes the client's connection. Without probes, the end of a
+/// client stays unknown while the cell does not read all bytes of the client.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 
 /// Largest part that is sent to a cell, in bytes.
@@ -89,11 +89,11 @@ pub(super) struct Accepted {
     /// The head, and any bytes after it.
     bytes: BytesMut,
     route: Route,
-    /// Among all streams, and among those of the cell.
+    /// A permit of all streams, and a permit of the cell's streams.
     permits: [OwnedSemaphorePermit; 2],
 }
 
-/// Reads the request of a connection. `streams` bounds the streams of all cells.
+/// Reads the request of a connection. `streams` limits the streams of all cells.
 pub(super) async fn accept(
     mut socket: TcpStream,
     tokens: &Tokens,
@@ -188,12 +188,12 @@ impl Progress {
     }
 }
 
-/// Waits until a side has closed its direction, and then until no byte moves. The client's end is
-/// seen behind bytes that are not read yet, too.
+/// Waits until a side has closed its direction, and then until no byte moves. Unread bytes do not
+/// hide the client's end.
 async fn abandoned(client: &TcpStream, progress: &Progress) {
     tokio::select! {
-        // Ready at the end of the client: priority data is not registered for. `READABLE` would be
-        // ready for unread bytes.
+        // Ready only at the client's end, because the socket is not registered for priority data.
+        // `READABLE` would also be ready for unread bytes.
         _ = client.ready(Interest::PRIORITY) => {}
         () = progress.cell_end.notified() => {}
     }
@@ -255,7 +255,7 @@ async fn copy_up(
 ) -> Result<(), StreamError> {
     loop {
         read.readable().await?;
-        // A buffer for each part, so that an idle stream holds none.
+        // A buffer for each part, so that an idle stream holds no buffer.
         let mut buffer = BytesMut::with_capacity(MAX_PART_BYTES);
         let end = match read.try_read_buf(&mut buffer) {
             Ok(bytes) => bytes == 0,
@@ -299,7 +299,7 @@ async fn copy_down(
     Ok(())
 }
 
-/// Forwards a response and returns its status. After 101, bytes behind the head are forwarded too.
+/// Forwards a response and returns its status. After 101, also forwards the bytes behind the head.
 async fn forward_response(
     inbound: &mut Inbound,
     write: &mut WriteHalf<'_>,
@@ -332,7 +332,7 @@ async fn forward_response(
     }
 }
 
-/// Forwards the body of a response that begins with the received bytes `received`.
+/// Forwards the body of a response. The body begins with the bytes `received`.
 async fn forward_body(
     inbound: &mut Inbound,
     write: &mut WriteHalf<'_>,

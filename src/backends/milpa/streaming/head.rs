@@ -1,4 +1,4 @@
-//! Heads of HTTP/1.1 messages, as far as a tunnel needs them. Pure; accepts any bytes.
+//! The parts of HTTP/1.1 heads that a tunnel needs. Pure; accepts any bytes.
 
 use httparse::{EMPTY_HEADER, ParserConfig, Request, Response, Status};
 
@@ -126,7 +126,7 @@ pub(super) fn response(bytes: &[u8], seen: usize) -> Result<Option<ResponseHead>
     Ok(Some(ResponseHead { status, body, length }))
 }
 
-/// Returns a configuration that skips invalid header fields, as both ends judge them by themselves.
+/// Returns a configuration that skips invalid header fields, because both ends check them.
 fn config() -> ParserConfig {
     let mut config = ParserConfig::default();
     config.ignore_invalid_headers_in_requests(true).ignore_invalid_headers_in_responses(true);

@@ -57,7 +57,7 @@ impl Tunnels for FakeCell {
                 part = up.recv().await;
             }
         };
-        // The agent too keeps the tunnel until both directions have ended, or it is dropped.
+        // Keeps the tunnel, as the agent does, until both directions have ended or it is dropped.
         let tunnel = down.clone();
         let from_server = async move {
             loop {
@@ -300,14 +300,14 @@ async fn stream_without_a_client_ends_though_its_cell_reads_nothing() {
     client.set_zero_linger().unwrap();
     drop(client);
     scene.has_ended().await;
-    // Nothing follows what the tunnel held.
+    // The server reads only the bytes that the tunnel held.
     let mut left = Vec::new();
     server.read_to_end(&mut left).await.unwrap();
 }
 
 /// Verifies D5.
 #[tokio::test]
-async fn stream_that_its_cell_has_ended_and_keeps_open_ends() {
+async fn stream_that_its_cell_has_half_closed_ends() {
     let mut scene = Scene::new().await;
     let (mut client, mut server) = scene.upgraded().await;
     server.shutdown().await.unwrap();
@@ -433,5 +433,5 @@ fn cell_urls_are_parsed() {
         assert_eq!(parse_cell_url(bad), None, "{bad}");
     }
     assert_eq!(parse_cell_url(&format!("http://h:1/{}", "x".repeat(5000))), None);
-    assert_eq!(parse_cell_url("http://h:1/\u{e4}"), None, "no request's first line can have it");
+    assert_eq!(parse_cell_url("http://h:1/\u{e4}"), None, "a request line can't have it");
 }

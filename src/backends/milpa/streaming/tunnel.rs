@@ -10,7 +10,7 @@ use crate::backends::milpa::{cell_client::CellClient, failure::Failure};
 /// Opens tunnels to a cell. Tests have their own implementation.
 #[async_trait]
 pub(super) trait Tunnels: Send + Sync + 'static {
-    /// Opens a tunnel, which sends the parts of `up` to the cell and returns the cell's.
+    /// Opens a tunnel: sends the parts of `up` to the cell, and returns the parts from the cell.
     async fn open(
         &self,
         up: mpsc::Receiver<TunnelPart>,
