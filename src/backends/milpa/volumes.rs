@@ -102,8 +102,8 @@ impl Volumes {
     /// cell's containerd: same order, host paths in the cell. An image volume has no path and is
     /// unchanged. The `replaced` files have their own content in the cell, from now on.
     ///
-    /// FAILED_PRECONDITION, naming the path, if it is not available in a cell or not written yet;
-    /// else the cell's own failure.
+    /// Fails with FAILED_PRECONDITION and the path if the path is not available in a cell or not
+    /// written yet, else with the cell's own failure.
     pub async fn prepare(
         self: &Arc<Self>,
         cell: &Cell,
@@ -143,8 +143,8 @@ impl Volumes {
     /// Copies the termination message of an exited container to the node (bounded). A failure is
     /// logged, and the kubelet falls back to the log.
     ///
-    /// The kubelet reads the message at the mount's path on the node once the exit is reported, so
-    /// this runs before. `container` is as the kubelet sent it.
+    /// Runs before the exit is reported, because the kubelet then reads the message at the mount's
+    /// path on the node. `container` is as the kubelet sent it.
     pub async fn fetch_termination_message(
         &self,
         cell: &Cell,
@@ -154,7 +154,8 @@ impl Volumes {
         self.copy_termination_message(&self.files(cell), id, container).await;
     }
 
-    /// Removes the files of a container that its next attempt doesn't use. Absent files are fine.
+    /// Removes files of a container that its next attempt doesn't use. Succeeds if files are
+    /// absent.
     ///
     /// Fails with the cell's own failure.
     pub async fn forget_container(

@@ -67,7 +67,7 @@ impl CellFiles for LinkFiles {
     }
 }
 
-/// Returns the bytes of a change that are content of a file.
+/// Returns the number of content bytes in a change.
 fn content_bytes(change: &FileChange) -> usize {
     match &change.change {
         Some(file_change::Change::WriteFile(file)) => file.content.len(),

@@ -1,8 +1,8 @@
 //! Changes that turn the copy in a cell into the volume on the node, in an order in which a reader
 //! never sees a partial update. Pure.
 //!
-//! The order is that of the kubelet's atomic writer: the new directory and its files, `..data`
-//! replaced by rename, new links, removal of old links, removal of the old directory.
+//! The order of the kubelet's atomic writer: the new directory and its files, `..data` replaced by
+//! rename, new links, removal of old links, removal of the old directory.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ impl CellPath {
         Self { root, path: path.into() }
     }
 
-    /// Returns a path below this one.
+    /// Joins a relative path to this path.
     pub(super) fn below(&self, path: &str) -> Self {
         let path =
             if path.is_empty() { self.path.clone() } else { format!("{}/{path}", self.path) };
@@ -63,8 +63,8 @@ impl CellPath {
         self.write(attributes, content, false)
     }
 
-    /// Returns the changes that replace the content of this file, which containers may have
-    /// mounted, or make it.
+    /// Returns the changes that make this file, or replace its content in place, because containers
+    /// may have mounted the file.
     pub(super) fn file_in_place(&self, attributes: Attributes, content: &Bytes) -> Vec<FileChange> {
         self.write(attributes, content, true)
     }
@@ -151,7 +151,7 @@ pub(super) fn plan(old: &CopyState, new: &Tree, place: &CellPath) -> Vec<FileCha
     changes
 }
 
-/// Returns true if an existing entry can't be replaced in place: a directory by another kind, or
+/// Returns whether an existing entry can't be replaced in place: a directory by another kind, or
 /// the reverse.
 fn blocks_replacement(there: Kind, new: Kind) -> bool {
     there == Kind::Any || (there != new && (there == Kind::Dir || new == Kind::Dir))

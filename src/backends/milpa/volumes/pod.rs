@@ -27,10 +27,10 @@ use super::{
 /// directory.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Wait after an event, because an update consists of several.
+/// Wait after an event, because an update causes several events.
 const SETTLE_DELAY: Duration = Duration::from_millis(100);
 
-/// Least time between comparisons, whatever the events: a cell causes one with each snapshot.
+/// Least time between comparisons. Each snapshot of a cell requests a comparison.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// First pause after a failure; doubled up to [`RESYNC_INTERVAL`].
@@ -72,8 +72,8 @@ impl PodVolumes {
         Arc::clone(&self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Sets the files with another content in the cell. An empty list is from before they were
-    /// known.
+    /// Sets the files with another content in the cell. Ignores an empty list, which dates from
+    /// before the files were known.
     pub(super) fn set_replaced(&self, files: &[ReplacedFile]) {
         if !files.is_empty() {
             *self.replaced.lock().unwrap_or_else(PoisonError::into_inner) = files.into();
@@ -85,7 +85,7 @@ impl PodVolumes {
         Arc::clone(&self.replaced.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns a volume, and adds it to the synchronised ones if it is new.
+    /// Returns a volume, and adds it to the synchronised volumes if it is new.
     pub(super) fn volume(&self, source: PathBuf, place: CellPath) -> Arc<VolumeSync> {
         let mut volumes = self.volumes.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(

@@ -128,7 +128,7 @@ impl Preparation<'_> {
     }
 
     /// Returns the part of a volume that the kubelet has bound: for an emptyDir, the same part of
-    /// the cell's; otherwise a copy, which is never updated, as on a node.
+    /// the cell's emptyDir, otherwise a copy. As on a node, the copy is never updated.
     async fn sub_path(
         &self,
         path: &Path,
@@ -172,8 +172,8 @@ impl Preparation<'_> {
         let (source, target) = (place.below(&below), CellPath::new(place.root, at));
         let mut changes = Vec::new();
         if !below.is_empty() {
-            // The kubelet makes a directory where it finds nothing; in the cell, a container may
-            // have made something, which stays.
+            // The kubelet makes a directory if the path is absent. In the cell, the path may be an
+            // entry of a container, which stays.
             changes.extend(source.parent_directory());
             changes.push(source.directory(attributes, true));
         }
@@ -241,8 +241,8 @@ impl Preparation<'_> {
             }
             HostPath::CopyReadOnly => {
                 let name = hex::encode(&digest(&SHA256, mount.host_path.as_bytes()).as_ref()[..16]);
-                // Each container has its own copy, so that a new one changes nothing for a running
-                // one.
+                // Each container has its own copy, so that a new container changes nothing for the
+                // others.
                 self.copy(
                     path,
                     CellPath::new(Root::Pod, format!("host-paths/{}/{name}", self.container)),
@@ -304,15 +304,15 @@ async fn read(path: &Path, no_follow: bool) -> Result<FileOrTree, Failure> {
     .await
 }
 
-/// Returns the path below a volume of the part that the kubelet has bound to `path`; `None` if that
-/// is not bound to the volume.
+/// Returns the path below `volume` of the part that the kubelet has bound to `path`; `None` if no
+/// part of the volume is bound there.
 async fn part(volume: &Path, path: &Path) -> Result<Option<String>, Failure> {
     let (volume, path) = (volume.to_owned(), path.to_owned());
     blocking(move || {
         let mounts = std::fs::read("/proc/self/mountinfo").map_err(|error| {
             Failure::node(Code::Internal, format!("the mounts of the node: {error}"))
         })?;
-        // The table has paths without links, and the kubelet's directory may be one.
+        // The table has paths without links, but the kubelet's directory may be a link.
         let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let below = subpath::resolve(&mounts, &real(&volume), &real(&path));
         Ok(below.and_then(|below| below.to_str().map(str::to_owned)))

@@ -48,7 +48,7 @@ pub(super) enum ReadError {
     /// The volume exceeds a bound.
     #[error(
         "it has more than {MAX_ENTRIES} entries, {MAX_VOLUME_BYTES} bytes, or {MAX_DEPTH} \
-         directories in one another"
+         nested directories"
     )]
     TooMuch,
     /// A socket, a device, or a name that is not UTF-8.
@@ -60,7 +60,7 @@ pub(super) enum ReadError {
 }
 
 impl ReadError {
-    /// Returns true if the volume is temporarily absent: the kubelet will write it.
+    /// Returns whether the volume is temporarily absent: the kubelet will write it.
     pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Unknown(_) => true,
@@ -79,13 +79,13 @@ pub(super) enum FileOrTree {
     Tree(Tree),
 }
 
-/// Reads a volume that the kubelet publishes by `..data`: a state that was complete at one moment,
-/// without entries that aren't part of it.
+/// Reads a volume that the kubelet publishes by `..data`. Returns a state that was complete at one
+/// moment, without entries of other updates.
 pub(super) fn read_atomic(path: &Path) -> Result<Tree, ReadError> {
     let mut last = ReadError::Unknown("it changes all the time");
     for _ in 0..MAX_READ_ATTEMPTS {
-        // Compared before and after, because a directory that `..data` does not lead to yet may be
-        // half-written.
+        // Compares `..data` before and after the read: a directory to which it does not lead yet
+        // may be half-written.
         let before = data_target(path);
         let tree = match read_tree(open_root(path, true)?) {
             Ok(tree) => tree,
@@ -125,7 +125,7 @@ pub(super) fn read_node(path: &Path, no_follow: bool) -> Result<FileOrTree, Read
             Ok(FileOrTree::File(attributes(&stat), content(fd, "", &mut MAX_VOLUME_BYTES.clone())?))
         }
         FileType::Symlink => Err(at("", Errno::LOOP)),
-        _ => Err(ReadError::Unsupported(String::new(), "no file and no directory")),
+        _ => Err(ReadError::Unsupported(String::new(), "neither a file nor a directory")),
     }
 }
 
@@ -193,7 +193,7 @@ impl Walk {
             let name = entry.file_name().to_str().map_err(|_| {
                 ReadError::Unsupported(
                     entry.file_name().to_string_lossy().into_owned(),
-                    "named in no text",
+                    "named in bytes that are not UTF-8",
                 )
             })?;
             let below = if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
@@ -217,7 +217,7 @@ impl Walk {
                 let target =
                     readlinkat(parent, name, Vec::new()).map_err(|errno| at(path, errno))?;
                 target.into_string().map(Entry::Link).map_err(|_| {
-                    ReadError::Unsupported(path.to_owned(), "a link to what is no text")
+                    ReadError::Unsupported(path.to_owned(), "a link to bytes that are not UTF-8")
                 })
             }
             FileType::Directory => {
@@ -232,7 +232,7 @@ impl Walk {
                     open_below(parent, name, OFlags::NONBLOCK).map_err(|errno| at(path, errno))?;
                 let stat = fstat(&fd).map_err(|errno| at(path, errno))?;
                 if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-                    return Err(ReadError::Unsupported(path.to_owned(), "no file any more"));
+                    return Err(ReadError::Unsupported(path.to_owned(), "no longer a file"));
                 }
                 Ok(Entry::File(attributes(&stat), content(fd, path, &mut self.bytes)?))
             }
@@ -273,7 +273,7 @@ fn at(path: &str, errno: Errno) -> ReadError {
     ReadError::Io { path: path.to_owned(), source: errno.into() }
 }
 
-/// Returns true if an entry was deleted while it was read.
+/// Returns whether an entry was deleted while it was read.
 fn was_deleted(error: &ReadError) -> bool {
     matches!(
         error,

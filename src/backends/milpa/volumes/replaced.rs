@@ -1,5 +1,5 @@
-//! Files with another content in the cell than on the node, where the kubelet has filled in a
-//! figure of the node. Pure.
+//! Files with another content in the cell, because the kubelet has filled in a figure of the node.
+//! Pure.
 
 use kiyot_proto::store::ReplacedFile;
 
@@ -20,8 +20,8 @@ pub(super) fn replace_in_volume(tree: &mut Tree, volume: &str, files: &[Replaced
     }
 }
 
-/// Replaces the contents in a part of such a volume, which has this path below the volume: that of
-/// a file or directory of a version, removed or not.
+/// Replaces the contents in a part of a volume that the kubelet publishes by `..data`. `path` is
+/// the part's path below the volume: a file or directory of a version, which may be deleted.
 pub(super) fn replace_in_part(
     part: &mut FileOrTree,
     volume: &str,
@@ -79,7 +79,7 @@ mod tests {
 
     /// Verifies K23.
     #[test]
-    fn files_of_the_volume_alone_are_replaced() {
+    fn replacement_changes_only_files_of_the_volume() {
         let volume = |cpus: &str, below: &str| {
             tree(&[
                 ("..data", Entry::Link("..v1".to_owned())),

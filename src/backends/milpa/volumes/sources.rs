@@ -15,7 +15,8 @@ const ATOMIC_PLUGINS: [&str; 4] = [
     "kubernetes.io~downward-api",
 ];
 
-/// Plugins among these whose volumes are never written to a disk: keys and tokens.
+/// Plugins of [`ATOMIC_PLUGINS`] whose volumes are never written to a disk: they have keys and
+/// tokens.
 const IN_MEMORY_PLUGINS: [&str; 2] = ["kubernetes.io~secret", "kubernetes.io~projected"];
 
 /// Plugin of emptyDir.
@@ -117,12 +118,12 @@ pub(super) fn empty_dir_path(name: &str, in_memory: bool) -> CellPath {
     volume_path(EMPTY_DIR, name, in_memory)
 }
 
-/// Returns true if a plugin's volumes are emptyDirs.
+/// Returns whether a plugin's volumes are emptyDirs.
 pub(super) fn is_empty_dir(plugin: &str) -> bool {
     plugin == EMPTY_DIR
 }
 
-/// Returns true if the kubelet writes a plugin's volumes.
+/// Returns whether the kubelet writes a plugin's volumes.
 pub(super) fn is_atomic(plugin: &str) -> bool {
     ATOMIC_PLUGINS.contains(&plugin)
 }

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use kiyot_linux::mountinfo;
 
-/// Returns the path in the volume at `volume` that the bind mount at `sub_path` leads to; `None` if
-/// it is no mount or of another volume.
+/// Returns the path, in the volume at `volume`, of the bind mount at `sub_path`; `None` if
+/// `sub_path` is not a mount, or is a mount of another volume.
 pub(super) fn resolve(table: &[u8], volume: &Path, sub_path: &Path) -> Option<PathBuf> {
     let mounts = mountinfo::parse(table);
     let bound = mounts.iter().rev().find(|mount| mount.point == sub_path)?;

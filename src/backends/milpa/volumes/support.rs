@@ -10,15 +10,15 @@ use crate::backends::milpa::failure::{Code, Failure};
 pub struct Runtime {
     /// Name and version, for errors.
     shown: String,
-    /// The first two numbers of containerd's version; the highest for a version that can't be
-    /// parsed, which is accepted.
+    /// The first two numbers of containerd's version. A version that can't be parsed counts as the
+    /// highest, and is accepted.
     version: (u64, u64),
     features: cri::RuntimeFeatures,
 }
 
 impl Runtime {
-    /// Reads the version of a cell's runtime. `features` are those of its response to Status, if a
-    /// need is one.
+    /// Reads the version of a cell's runtime. `features` is from its response to Status, or empty
+    /// if no need of the container is a feature.
     pub fn new(version: &cri::VersionResponse, features: cri::RuntimeFeatures) -> Self {
         let cri::VersionResponse { runtime_name, runtime_version, .. } = version;
         let numbers =
@@ -59,7 +59,7 @@ impl Condition {
     }
 }
 
-/// All needs, in the order in which they are checked. User namespaces are none of them: by
+/// All needs, in the order in which they are checked. User namespaces are not a need: under
 /// policy.host_users a cell makes none.
 const NEEDS: [Need; 6] = [
     Need {
@@ -151,7 +151,7 @@ fn mounts(mount: &cri::Mount, what: &str) -> String {
     format!("mounts {what} at {}", mount.container_path)
 }
 
-/// Returns the text of the first mount of an image that is wanted.
+/// Returns the text of the first wanted mount of an image.
 fn image_mount(
     container: &cri::ContainerConfig,
     is_wanted: impl Fn(&cri::Mount) -> bool,
@@ -289,7 +289,7 @@ mod tests {
         }
         let knowing = cri::RuntimeFeatures { mount_options: true, ..Default::default() };
         assert!(check(&container, &runtime("2.3.4", Some(knowing))).is_ok());
-        // Its version is not asked for.
+        // The version of the runtime does not matter.
         assert!(is_met_by(&container, &knowing) && !is_met_by(&container, &without));
         let plain = containing(cri::Mount::default());
         assert!(!has_needs(&plain) && check(&plain, &runtime("1.6.20", None)).is_ok());

@@ -246,7 +246,7 @@ async fn updates_reach_the_cell() {
     for version in 2..5 {
         let (directory, content) = (format!("..v{version}"), version.to_string());
         scene.write(SECRET, &directory, &[("key", &content)]);
-        wait_for("the cell has the new directory alone", || {
+        wait_for("the cell has only the new directory", || {
             scene.fake.below(IN_CELL)
                 == ["..data", directory.as_str(), &format!("{directory}/key"), "key"]
         })
@@ -260,7 +260,8 @@ async fn updates_reach_the_cell() {
 /// Verifies D40.
 #[tokio::test(start_paused = true)]
 async fn updates_are_watched_once_an_inotify_instance_is_free() {
-    // As in the test of the daemon, they would miss the deadline by the comparisons alone.
+    // By comparisons alone, this many updates would miss the deadline, as in the test of the
+    // daemon.
     const UPDATES: usize = 4;
     static USED_UP: AtomicBool = AtomicBool::new(true);
     let start = || match USED_UP.load(Ordering::SeqCst) {
@@ -294,10 +295,10 @@ async fn updates_are_watched_once_an_inotify_instance_is_free() {
     scene.volumes.release(&scene.cell);
 }
 
-/// Each snapshot of a cell begins to keep its volumes again.
+/// Each snapshot of a cell starts the sync of its volumes again.
 /// Verifies L17.
 #[tokio::test(start_paused = true)]
-async fn snapshots_of_a_cell_that_refuses_its_files_are_no_storm() {
+async fn snapshots_of_a_cell_that_refuses_files_cause_few_calls_and_log_lines() {
     const SNAPSHOTS: usize = 100;
     let (log, began) = (CapturedLog::start(), std::time::Instant::now());
     let scene = Scene::new(HostPath::Refuse);
@@ -317,7 +318,7 @@ async fn snapshots_of_a_cell_that_refuses_its_files_are_no_storm() {
     let lines = log.lines().iter().filter(|line| line.contains("volume outdated")).count();
     let periods = began.elapsed().as_secs().div_ceil(PERIOD.as_secs()) as usize + 1;
     assert!((1..=MAX_LINES as usize * periods).contains(&lines), "{lines} lines");
-    // What the cell lacks arrives once it takes files again.
+    // The update arrives once the cell accepts files again.
     *scene.fake.refuse_after.lock().unwrap() = None;
     scene.keep(&container);
     wait_for("the update is complete", || {
@@ -365,7 +366,7 @@ async fn interrupted_update_is_completed_after_restart() {
 
 /// Verifies K23.
 #[tokio::test]
-async fn replaced_file_never_has_its_content_on_the_node() {
+async fn replaced_file_never_has_the_nodes_content() {
     const VOLUME: &str = "kubernetes.io~downward-api/about";
     const COPY: &str = "pod:volumes/kubernetes.io~downward-api/about";
     let mut scene = Scene::new(HostPath::Refuse);
@@ -496,7 +497,7 @@ async fn termination_message_is_copied_to_the_node() {
         .insert("pod:containers/app/01234567".into(), Bytes::from_static(b"bye"));
     scene.volumes.copy_termination_message(&*scene.files(), &id, &container).await;
     assert_eq!(fs::read_to_string(&log).unwrap(), "bye");
-    // Only the end of a long message is copied, which the kubelet reads.
+    // Only the end of a long message is copied: the kubelet reads no more.
     let long: Vec<u8> = (0..100_000_u32).flat_map(u32::to_be_bytes).collect();
     scene
         .fake

@@ -163,8 +163,8 @@ impl CopyState {
         serde_json::to_vec(&listing).unwrap_or_default()
     }
 
-    /// Decodes a listing from a cell. Anything else is an empty listing, which harms the cell
-    /// alone.
+    /// Decodes a listing from a cell. Invalid bytes are an empty listing, which harms only the
+    /// cell.
     pub(super) fn from_listing(bytes: &[u8]) -> Self {
         let entries = serde_json::from_slice::<Listing>(bytes)
             .map(|listing| listing.entries)

@@ -75,7 +75,7 @@ impl VolumeSync {
         &self.source
     }
 
-    /// Makes the copy equal to the volume, but for the contents of `replaced` files. Concurrent
+    /// Makes the copy equal to the volume, except for the contents of `replaced` files. Concurrent
     /// calls wait for each other.
     pub(super) async fn sync(
         &self,

@@ -1,4 +1,5 @@
-//! Inotify watches of directories on the node. All share one instance, because a user may have few.
+//! Inotify watches of directories on the node. All share an instance, because a user may have few
+//! instances.
 
 use std::{
     collections::HashMap,
@@ -42,8 +43,7 @@ impl SharedWatcher {
         Self { start, state: Mutex::default() }
     }
 
-    /// Returns the watcher; `None` if the kernel has no instance left, which the next call tries
-    /// again.
+    /// Returns the watcher; `None` if the kernel has no free instance. The next call tries again.
     pub(super) fn started(&self) -> Option<Arc<Watcher>> {
         let mut state = self.state();
         if state.watcher.is_none() {
@@ -54,7 +54,7 @@ impl SharedWatcher {
                         tracing::info!("volumes watched again");
                     }
                 }
-                // Each pod tries it again.
+                // Each pod tries again: the failure is logged once.
                 Err(_) if state.has_failed => {}
                 Err(error) => {
                     state.has_failed = true;
@@ -100,8 +100,8 @@ impl Watcher {
         Ok(Self { inotify, watches, _reader: reader })
     }
 
-    /// Notifies `subscriber` of changes in a directory. Called again for a path, it watches the
-    /// directory that is there now.
+    /// Notifies `subscriber` of changes in a directory. A repeated call watches the directory that
+    /// has the path by then.
     pub(super) fn add(&self, path: &Path, subscriber: &Arc<Notify>) -> io::Result<()> {
         let flags = WatchFlags::MOVED_TO
             | WatchFlags::CREATE
