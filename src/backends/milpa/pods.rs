@@ -42,8 +42,8 @@ use events::Subscribers;
 pub(crate) use lookup::LookupError;
 use samples::Shapes;
 
-/// Largest part of a cell's report on a container or on its pod's usage that is kept, in bytes. It
-/// is in responses beside those of other pods, and a kubelet accepts none above 16 MiB.
+/// Most bytes kept of a cell's report on a container or on its pod's usage. A response has the
+/// reports of all pods, and a kubelet accepts at most 16 MiB.
 const MAX_REPORT_BYTES: usize = 64 << 10;
 
 /// The pods in cells. Changes wake the tasks in [`Self::wait`].
@@ -65,7 +65,7 @@ struct Cache {
     /// Sequence number of the last insertion.
     last_sequence: u64,
     /// Encoded lists without a filter, made by the first call after a change. The items of the
-    /// entries are then slices of them, so that there is one copy of each.
+    /// entries are then slices of the lists, so that memory has a single copy.
     sandbox_list: Option<Bytes>,
     container_list: Option<Bytes>,
     /// Recovered sandboxes whose usage was not reported yet.
@@ -76,7 +76,7 @@ struct Cache {
 }
 
 impl Pods {
-    /// Returns a model without pods.
+    /// Creates a model without pods.
     pub(crate) fn new() -> Self {
         Self {
             cache: RwLock::default(),
@@ -139,8 +139,8 @@ impl Pods {
         Ok(id)
     }
 
-    /// Publishes a new container with its reported details. Returns `false` if its sandbox is
-    /// absent, or has stopped while the container has not exited.
+    /// Publishes a new container with its reported details. Returns whether it is published: not if
+    /// its sandbox is absent, or has stopped before the container exited.
     pub(crate) fn insert_container(
         &self,
         meta: &store::ContainerMeta,
@@ -150,8 +150,8 @@ impl Pods {
         self.put_container(meta, status, reported, true)
     }
 
-    /// Publishes a container of a record, even if it had not exited when its sandbox stopped.
-    /// Returns `false` if its sandbox is absent.
+    /// Publishes a recorded container, even if it had not exited when its sandbox stopped. Returns
+    /// whether its sandbox exists.
     pub(crate) fn restore_container(
         &self,
         meta: &store::ContainerMeta,
@@ -309,7 +309,7 @@ impl Cache {
 }
 
 /// Encodes the details of a status that only the cell knows: resources, user and stop signal.
-/// Without resources and user if they are too long.
+/// Leaves out resources and user if they are too long.
 pub(crate) fn reported_details(reported: &cri::ContainerStatus) -> Bytes {
     let mut kept = cri::ContainerStatus {
         resources: reported.resources.clone(),

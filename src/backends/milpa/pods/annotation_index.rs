@@ -27,9 +27,9 @@ type Annotations = HashMap<String, String>;
 pub(super) enum Key {
     /// The hash of all annotations.
     All(u64),
-    /// The hash of the kubelet's own, which `kubectl annotate` leaves as they are.
+    /// The hash of the kubelet's own annotations, which `kubectl annotate` does not change.
     OfKubelet(u64),
-    /// The hash of all others, which a restart of the kubelet leaves as they are.
+    /// The hash of all other annotations, which a restart of the kubelet does not change.
     OfPod(u64),
 }
 
@@ -40,7 +40,7 @@ fn is_of_kubelet(key: &str) -> bool {
     key.starts_with(KUBELET_PREFIX)
 }
 
-/// Returns, sorted, the annotations that the kubelet gave, or those that it did not.
+/// Returns the kubelet's own annotations or all others, sorted.
 fn part(annotations: &Annotations, of_kubelet: bool) -> Vec<(&String, &String)> {
     let mut part: Vec<_> =
         annotations.iter().filter(|(key, _)| is_of_kubelet(key) == of_kubelet).collect();
@@ -105,9 +105,9 @@ impl Pods {
         cache.index(id, keys);
     }
 
-    /// Finds the running sandbox of the pod that queries an image: the newest with exactly these
-    /// annotations, else the only one to which this run of the kubelet gave the same. `None`
-    /// without annotations.
+    /// Finds the running sandbox of the pod whose image is queried: the newest sandbox with exactly
+    /// these annotations, else the only sandbox to which this run of the kubelet gave the same.
+    /// `None` without annotations.
     pub(crate) fn sandbox_of_annotations(&self, image: &cri::ImageSpec) -> Option<Sandbox> {
         let [all, of_kubelet, _] = self.keys_of(&image.annotations);
         let same = self.running_with(all, |annotations| *annotations == image.annotations).pop();

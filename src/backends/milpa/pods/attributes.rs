@@ -47,7 +47,7 @@ fn field(list: &[u8], fields: &Fields) -> BytesMut {
         }
     }
     if !has_metadata {
-        // The kubelet dereferences it without a check.
+        // The kubelet dereferences the metadata without a check.
         append_field(METADATA, &[], &mut attributes);
     }
     let mut field = BytesMut::new();
@@ -56,7 +56,7 @@ fn field(list: &[u8], fields: &Fields) -> BytesMut {
 }
 
 /// Returns the number of the next field, and its content if it is length-delimited. `None` at the
-/// end, and for an invalid field: the daemon has encoded the message itself.
+/// end, and for an invalid field, which does not occur: the daemon has encoded the message itself.
 fn next<'a>(message: &mut &'a [u8]) -> Option<(u32, Option<&'a [u8]>)> {
     let (number, kind) = decode_key(message).ok()?;
     let content = match kind {
@@ -85,7 +85,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn attributes_equal_those_of_the_entry(
+        fn attributes_equal_the_attributes_of_the_entry(
             id in ".{0,80}", name in option::of(".{0,300}"), created_at: i64, state in 0..4,
             labels in hash_map(".{0,9}", ".{0,200}", 0..4),
             annotations in hash_map(".{0,9}", ".{0,20}", 0..4), image in ".{0,20}",

@@ -27,8 +27,8 @@ impl Termination {
         }
     }
 
-    /// Returns the termination of a container that its cell does not have. Without a recorded start
-    /// it has failed to start, as containerd reports it.
+    /// Returns the termination of a container that is absent from its cell. Without a recorded
+    /// start the container has failed to start, as containerd reports it.
     pub(crate) fn absent(current: &store::ContainerStatus) -> Self {
         match state(current) {
             cri::ContainerState::ContainerCreated => Self {
@@ -70,7 +70,7 @@ pub(crate) fn state(status: &store::ContainerStatus) -> cri::ContainerState {
     cri::ContainerState::try_from(status.state).unwrap_or(cri::ContainerState::ContainerUnknown)
 }
 
-/// Returns the rank of a state. A container never goes to a lower one.
+/// Returns the rank of a state. A container never goes to a lower rank.
 const fn progress(state: cri::ContainerState) -> u8 {
     match state {
         cri::ContainerState::ContainerUnknown => 0,
@@ -80,13 +80,12 @@ const fn progress(state: cri::ContainerState) -> u8 {
     }
 }
 
-/// Longest lag of a cell's clock behind the node's with which its times are accepted, in
-/// nanoseconds.
+/// Longest accepted lag of a cell's clock behind the node's, in nanoseconds.
 const MAX_CLOCK_SKEW_NANOS: i64 = 60 * 1_000_000_000;
 
-/// Times of a container by the node's clock, which bound the times that its cell reports: a kubelet
-/// that finds an exit in the future waits for ever before it restarts the container, and after one
-/// long ago it does not wait at all.
+/// Times of a container by the node's clock. They bound the times that its cell reports: after an
+/// exit in the future a kubelet never restarts the container, and after an exit long ago it
+/// restarts the container without a wait.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Times {
     /// Its creation, in nanoseconds since 1970.
@@ -156,8 +155,8 @@ pub(crate) fn report(
     }
 }
 
-/// Returns the status with a reported exit, until the container reads EXITED; `None` if it does, or
-/// if an exit was reported before.
+/// Returns the status with a reported exit, for the time until the container reads EXITED; `None`
+/// if it reads EXITED already, or if an exit was reported before.
 pub(crate) fn reported(
     current: &store::ContainerStatus,
     exit: &store::ReportedExit,
@@ -193,14 +192,14 @@ pub(crate) fn exited(
     })
 }
 
-/// Truncates a cell's text and replaces its control characters. The kubelet accepts less
+/// Truncates a cell's text and replaces its control characters. The kubelet's own limit is lower
 /// (`MaxContainerTerminationMessageLength`).
 fn bounded(text: &str) -> String {
     text[..text.floor_char_boundary(MAX_TEXT_BYTES)].replace(is_unsafe_control, " ")
 }
 
 /// Returns the status of a container that can't run on; `None` if it had exited before. An exit
-/// that its cell has reported counts, whatever has become of the cell.
+/// that its cell has reported counts, even if the cell has ended.
 pub(crate) fn ended(
     current: &store::ContainerStatus,
     termination: &Termination,

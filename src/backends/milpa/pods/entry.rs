@@ -29,7 +29,7 @@ pub(crate) struct Sandbox {
     pub(crate) pod: Arc<str>,
     pub(crate) ready: bool,
     pub(crate) containers: Vec<ContainerId>,
-    /// Held during a change of its records or of those of a container: read, decide, commit,
+    /// Held during a change of its records or its containers' records: read, decide, commit,
     /// publish.
     pub(crate) records: Arc<tokio::sync::Mutex<()>>,
     /// Held during its stop.
@@ -100,7 +100,7 @@ pub(crate) struct Container {
 }
 
 impl Container {
-    /// Decodes its record that never changes.
+    /// Decodes its constant record.
     pub(crate) fn meta(&self) -> store::ContainerMeta {
         decoded(&self.meta)
     }
@@ -149,8 +149,8 @@ impl Container {
     }
 }
 
-/// Decodes a message that the daemon has encoded itself. It can't fail, and an empty message would
-/// be better than a panic.
+/// Decodes a message that the daemon has encoded itself. Decoding can't fail, but an empty message
+/// would be better than a panic.
 pub(super) fn decoded<M: Message + Default>(encoded: &Bytes) -> M {
     M::decode(encoded.clone()).unwrap_or_default()
 }

@@ -1,10 +1,10 @@
 //! Container events (`GetContainerEvents`), each with the status of its pod and of all the pod's
 //! containers at that moment.
 //!
-//! An event is encoded under the lock of its change, so that the order of events is that of the
-//! changes, and a status that is read after an event is not older. A sandbox has events too, as
-//! with containerd: it is created, started, stopped and deleted by its own id. Without subscribers
-//! no events are encoded.
+//! An event is encoded under the lock of its change. So events have the order of the changes, and a
+//! status that is read after an event is not older. As in containerd, a sandbox has events, too: it
+//! is created, started, stopped and deleted by its own id. Without subscribers no events are
+//! encoded.
 
 use std::sync::{
     Arc,
@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use super::{Cache, Container, Pods, response};
 use crate::backends::milpa::clock;
 
-/// Most events that wait for a subscriber. A kubelet reads them as they come, also those of some
+/// Most events that wait for a subscriber. A kubelet reads events as they come, even from some
 /// hundred pods at once.
 pub(super) const MAX_QUEUED_EVENTS: usize = 1024;
 /// Most bytes of events that wait for a subscriber.
@@ -44,8 +44,8 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Returns the next event, an encoded `ContainerEventResponse`. An error, and no further
-    /// events, after an event was lost because too many waited.
+    /// Returns the next event, an encoded `ContainerEventResponse`. Fails for good after an event
+    /// was lost because too many waited.
     pub(crate) async fn next(&mut self) -> Result<Bytes, EventLost> {
         match self.events.recv().await {
             Some(event) => {
@@ -60,8 +60,8 @@ impl Events {
 /// An event was lost, because its subscriber was too far behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "events of containers in cells were lost, for they were not read in time: \
-     allowed are {MAX_QUEUED_EVENTS} that wait, of {MAX_QUEUED_BYTES} bytes; list again"
+    "events of containers in cells were lost, because they were not read in time: \
+     allowed are {MAX_QUEUED_EVENTS} waiting events of {MAX_QUEUED_BYTES} bytes in all; list again"
 )]
 pub(crate) struct EventLost;
 
@@ -75,7 +75,7 @@ impl Subscribers {
     }
 
     /// Sends an event to all subscribers. A subscriber that is too far behind is dropped, and reads
-    /// an error after the events that wait.
+    /// an error after the waiting events.
     pub(super) fn send(&mut self, event: &Bytes) {
         self.0.retain(|subscriber| {
             let waiting =

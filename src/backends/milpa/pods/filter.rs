@@ -26,7 +26,7 @@ pub(crate) fn may_select(selector: &HashMap<String, String>, encoded: &[u8]) -> 
 pub(crate) struct Sandboxes {
     /// An id or its prefix; "" for all.
     pub(crate) id: String,
-    /// `None` for both.
+    /// `None` for ready and stopped sandboxes.
     pub(crate) ready: Option<bool>,
     /// Required labels.
     pub(crate) labels: HashMap<String, String>,

@@ -104,7 +104,7 @@ fn shared_list<'a>(items: impl Iterator<Item = &'a mut Bytes>) -> Bytes {
     list
 }
 
-/// Concatenates messages whose only field is repeated, which is their merge.
+/// Merges messages whose only field is repeated, by concatenating them.
 pub(super) fn concatenated<'a>(items: impl Iterator<Item = &'a Bytes>) -> Bytes {
     let items: Vec<_> = items.collect();
     let mut all = BytesMut::with_capacity(items.iter().map(|item| item.len()).sum());

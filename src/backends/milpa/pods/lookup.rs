@@ -18,7 +18,7 @@ pub(crate) enum LookupError {
         /// The id of the request.
         id: String,
     },
-    /// The id is a prefix of several.
+    /// The id is a prefix of several ids.
     #[error(
         "an error occurred when try to find {kind} {id:?}: \
          multiple IDs found with provided prefix: {id}"
@@ -59,8 +59,8 @@ impl Pods {
         cache.by_cell.get(cell).and_then(|id| cache.sandboxes.get(id)).cloned()
     }
 
-    /// Finds a container by its id in its cell, the first of several. Never returns a container of
-    /// another cell.
+    /// Finds a container by its id in its cell, the first if several match. Never returns a
+    /// container of another cell.
     pub(crate) fn container_of_cell(&self, cell: &CellId, id: &str) -> Option<Container> {
         self.read().in_cell(cell, id).cloned()
     }
@@ -102,7 +102,7 @@ impl Pods {
             .find(|container| container.item().metadata.as_ref() == Some(metadata))
     }
 
-    /// Waits until a container has exited or is removed. Returns whether that was in time.
+    /// Waits until a container has exited or is removed. Returns whether it did in time.
     pub(crate) async fn wait_for_exit(&self, id: &ContainerId, timeout: Duration) -> bool {
         let exited = self.wait(timeout, |pods| {
             pods.container(id.as_str()).map_or(true, |now| now.exited()).then_some(())

@@ -1,11 +1,10 @@
-//! Metrics of pods (`ListPodSandboxMetrics`): those of the cells' containerds, else the usage under
-//! cadvisor's names, in the form that the node describes.
+//! Metrics of pods (`ListPodSandboxMetrics`), in the form that the node describes: the metrics of
+//! the cells' containerds, else the usage under cadvisor's names.
 //!
-//! The kubelet knows only the metrics of the node's `ListMetricDescriptors`, reads label values by
-//! position, and each runtime has its own labels. So a metric is listed if the node describes it
-//! with labels that are all known here, and `id` is among them: without it, metrics of two
-//! containers would be the same. For the same reason a metric with a label that the node does not
-//! describe is not listed.
+//! The kubelet knows only the metrics of the node's `ListMetricDescriptors`, and reads label values
+//! by position. Each runtime has its own labels. So a metric is listed only if all labels that the
+//! node describes are known here, and the node describes all its labels and `id`: otherwise metrics
+//! of two containers could be the same.
 
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
@@ -19,12 +18,12 @@ use super::{
 };
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
-/// Number of processes: a pod's by its statistics, a container's by containerd.
+/// Number of processes: for a pod from its statistics, for a container from containerd.
 const PROCESSES: &str = "container_processes";
 
-/// Most bytes of metrics of the cells' containerds in a response: those of some 150 pods. A kubelet
-/// accepts no response above 16 MiB, and those of a thousand pods would be twice that. The other
-/// pods, by their ids, have the metrics of their statistics.
+/// Most bytes of metrics of the cells' containerds in a response: enough for some 150 pods. A
+/// kubelet accepts no response above 16 MiB, and a thousand pods would need twice as much. The last
+/// pods by id have only the metrics of their statistics.
 const MAX_SAMPLED_BYTES: usize = 4 << 20;
 
 /// The label keys of the metrics that the node describes, by name.
@@ -65,7 +64,7 @@ impl<'a> Identity<'a> {
 fn metric_type(name: &str) -> MetricType {
     match name {
         "container_memory_failcnt" => MetricType::Counter,
-        // The capacity, which is no counter.
+        // The capacity, not a counter.
         "container_fs_inodes_total" => MetricType::Gauge,
         _ if name.ends_with("_total") => MetricType::Counter,
         _ => MetricType::Gauge,
@@ -138,8 +137,8 @@ impl<'a> Metrics<'a> {
         }
     }
 
-    /// Adds the metrics of all interfaces, or of the default one if no label of the node tells
-    /// interfaces apart.
+    /// Adds the metrics of all interfaces, or of the default interface if the node describes no
+    /// label for interfaces.
     fn add_network(&mut self, of: Identity<'_>, network: &cri::NetworkUsage) {
         for (n, interface) in
             network.default_interface.iter().chain(&network.interfaces).enumerate()
@@ -270,7 +269,7 @@ impl Pods {
             });
             let (samples, containers) = (fresh(pod.samples), known.collect());
             let pod_metrics = vec![of_pod(&stats, samples.as_deref(), &containers, &described)];
-            // Encoded pod by pod: decoded, all of them would take some hundred MB.
+            // Encodes pod by pod: all decoded metrics would take some hundred MB.
             let before = list.len();
             let _ = cri::ListPodSandboxMetricsResponse { pod_metrics }.encode(&mut list);
             if samples.is_some() {
@@ -476,7 +475,7 @@ mod tests {
 
     /// Verifies U25.
     #[test]
-    fn metrics_of_containerd_replace_those_of_statistics() {
+    fn metrics_of_containerd_replace_metrics_of_statistics() {
         let pod: &[Sample<'_>] = &[
             ("container_network_receive_bytes_total", &[("interface", "eth0")], 30),
             ("container_network_receive_packets_total", &[("interface", "eth0")], 31),
@@ -559,7 +558,7 @@ mod tests {
     /// Types of containerd 2.3 (internal/cri/server/list_pod_sandbox_metrics_linux.go) and
     /// cadvisor.
     #[test]
-    fn metric_types_are_those_of_the_nodes_runtime() {
+    fn metric_types_equal_the_types_of_the_nodes_runtime() {
         for name in [
             "container_cpu_cfs_periods_total",
             "container_memory_failures_total",

@@ -1,5 +1,5 @@
-//! CRI responses from records: the kubelet reads what it sent, and only states, times and exit
-//! codes from the cell.
+//! CRI responses from records: the kubelet reads what it sent. Only states, times and exit codes
+//! are from the cell.
 
 use kiyot_proto::{cri, store};
 
@@ -19,9 +19,9 @@ pub(crate) fn sandbox_item(meta: &store::SandboxMeta, ready: bool) -> cri::PodSa
 
 /// Returns a sandbox's status.
 ///
-/// The kubelet compares the network mode with the pod's, and takes a sandbox without an address for
-/// broken (util.PodSandboxChanged): both are the pod's here, whatever the cell's containerd has. As
-/// with containerd, a stopped sandbox has no address.
+/// The kubelet compares the network mode with the pod's, and treats a sandbox without an address as
+/// broken (util.PodSandboxChanged). So both values are the pod's here, never the cell's. As in
+/// containerd, a stopped sandbox has no address.
 pub(crate) fn sandbox_status(meta: &store::SandboxMeta, ready: bool) -> cri::PodSandboxStatus {
     let config = meta.config.clone().unwrap_or_default();
     let addresses: &[String] = if ready { &meta.addresses } else { &[] };

@@ -1,5 +1,5 @@
-//! Metrics in memory. Most containers have the same names and labels in the same order, which are
-//! kept once; each container has only its values.
+//! Metrics in memory. Most containers have the same names and labels in the same order. These are
+//! kept once, and each container has only its values.
 
 use std::{collections::HashSet, sync::Arc, time::Instant};
 
@@ -84,13 +84,13 @@ pub(super) struct Samples {
     shape: Arc<Shape>,
     /// The values of the shape's series.
     values: Box<[u64]>,
-    /// Time of the samples, by the cell's clock if that is possible.
+    /// Time of the samples, by the cell's clock if its time is possible.
     pub(super) timestamp: i64,
     until: Instant,
 }
 
 impl Samples {
-    /// Returns the samples of a report, within all bounds.
+    /// Returns the samples of a report, within all limits.
     pub(super) fn new(
         samples: &[cell::Sample],
         timestamp: i64,
@@ -118,7 +118,7 @@ impl Samples {
         }
     }
 
-    /// Returns whether they are recent enough.
+    /// Returns whether the samples are recent enough.
     pub(super) fn is_fresh(&self, now: Instant) -> bool {
         now < self.until
     }
@@ -128,7 +128,7 @@ impl Samples {
         self.shape.iter().zip(self.values.iter().copied())
     }
 
-    /// Returns whether a metric of this name is among them.
+    /// Returns whether the samples have a metric of this name.
     pub(super) fn has(&self, name: &str) -> bool {
         let from = self.shape.partition_point(|series| *series.name < *name);
         self.shape.get(from).is_some_and(|series| *series.name == *name)

@@ -18,7 +18,8 @@ use super::{
 };
 use crate::backends::milpa::clock;
 
-/// Most containers of a heartbeat that are looked up, while all lists wait. A pod has some dozens.
+/// Most containers of a heartbeat that are looked up: all lists wait meanwhile. A pod has some
+/// dozens.
 const MAX_HEARTBEAT_CONTAINERS: usize = 1024;
 
 impl Pods {
@@ -67,7 +68,7 @@ impl Pods {
             .any(|sandbox| sandbox.ready && sandbox.samples.is_none() && sandbox.has_usage(now))
     }
 
-    /// Notes recovered sandboxes, whose usage is to be reported.
+    /// Sets the recovered sandboxes whose usage is still to be reported.
     pub(crate) fn expect_usage(&self, of: HashSet<SandboxId>) {
         self.write().awaiting_usage = of;
     }
@@ -88,8 +89,8 @@ impl Pods {
             && cache.sandboxes_by(filter).any(|sandbox| cache.awaiting_usage.contains(&sandbox.id))
     }
 
-    /// Sets the usage of a container that has just started, unless a heartbeat was earlier. Without
-    /// a sample it is zero.
+    /// Sets the usage of a container that has just started, unless a heartbeat has set it. Without
+    /// a sample the usage is zero.
     pub(crate) fn set_first_usage(
         &self,
         id: &ContainerId,
@@ -109,8 +110,8 @@ impl Pods {
         container.usage = Some(Usage::of_container(sample, None, now));
     }
 
-    /// Sets the usage of a new sandbox, unless a heartbeat was earlier. Without a sample it is
-    /// zero.
+    /// Sets the usage of a new sandbox, unless a heartbeat has set it. Without a sample the usage
+    /// is zero.
     pub(crate) fn set_first_sandbox_usage(
         &self,
         id: &SandboxId,
@@ -195,8 +196,8 @@ impl Pods {
 }
 
 impl Cache {
-    /// Applies the metrics of a cell's pod; a heartbeat without metrics ends them. Returns whether
-    /// they are the first.
+    /// Applies the metrics of a cell's pod. A heartbeat without metrics removes them. Returns
+    /// whether the metrics are the first.
     fn measure(&mut self, cell: &CellId, metrics: Option<cell::Metrics>, now: Received) -> bool {
         let Some(id) = self.by_cell.get(cell).cloned() else { return false };
         let Some(sandbox) = self.sandboxes.get_mut(&id).filter(|sandbox| sandbox.ready) else {
@@ -212,7 +213,7 @@ impl Cache {
             }
             return false;
         };
-        // Empty metrics were not measured in time: the previous ones stay.
+        // Empty metrics were not measured in time: the previous metrics stay.
         let is_first = sandbox.samples.is_none();
         if is_first || !metrics.pod.is_empty() {
             sandbox.samples = Some(Arc::new(Samples::new(

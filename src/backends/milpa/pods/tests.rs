@@ -124,7 +124,7 @@ fn listed(pods: &Pods, filter: &filter::Sandboxes) -> Vec<String> {
 }
 
 #[test]
-fn id_or_unique_prefix_finds() {
+fn id_or_unique_prefix_finds_the_entry() {
     let (pods, one, _, _) = example();
     assert_eq!(pods.sandbox(one.as_str()).unwrap().id, one);
     assert_eq!(pods.sandbox("milpaxyz1").unwrap().id, one);
@@ -159,7 +159,7 @@ fn list_is_encoded_once_after_a_change() {
 }
 
 #[test]
-fn filter_matches_if_all_its_parts_do() {
+fn filter_matches_if_all_its_parts_match() {
     let (pods, one, two, _) = example();
     pods.set_ready(&two, false);
     let by = |id: &str, ready, pairs: &[(&str, &str)]| {
@@ -241,7 +241,7 @@ fn statuses_have_what_the_kubelet_sent() {
 
 /// Verifies P11.
 #[test]
-fn container_id_of_two_cells_names_each_cells_own() {
+fn container_id_of_two_cells_names_a_container_in_each() {
     let (pods, _, two, container) = example();
     let (cell, other) =
         (CellId::parse("cell-000000000001").unwrap(), CellId::parse("cell-000000000002").unwrap());
@@ -292,7 +292,7 @@ fn annotations_find_the_running_pod_after_a_change() {
     let mut both = restarted.clone();
     both.insert("more".to_owned(), String::new());
     assert_eq!((found(&both), alike(&both)), (None, vec![]));
-    // After a call that names the pod has them.
+    // After a call that names the pod and has these annotations.
     let mut meta = pods.sandbox(one.as_str()).unwrap().meta();
     meta.current_annotations.clone_from(&both);
     pods.set_meta(&one, &meta);
@@ -334,7 +334,7 @@ fn new_container_of_a_stopped_sandbox_is_not_published() {
 }
 
 #[test]
-fn cell_finds_its_own_containers_alone() {
+fn cell_finds_only_its_own_containers() {
     let (pods, _, _, container) = example();
     let cell_container = pods.container(container.as_str()).unwrap().cell_container;
     assert!(

@@ -1,9 +1,9 @@
-//! Usage in memory: encoded, without attributes, and a pod's without its containers'. So nothing is
-//! kept twice, and a container's usage is dropped with it.
+//! Usage in memory: encoded, without attributes, and for a pod without its containers. So nothing
+//! is kept twice, and a container's usage is dropped with the container.
 //!
-//! A kubelet short of memory first evicts the pods without statistics, so that lists have a pod
-//! until it ends. The last sample of a silent cell keeps its time: with a later time the pod would
-//! look idle. A kubelet reads an absent `cpu` or `memory` as zero, but not an absent number in it.
+//! A kubelet short of memory first evicts the pods without statistics, so lists have a pod until it
+//! ends. The last sample of a silent cell keeps its time: with a later time the pod would look
+//! idle. A kubelet reads an absent `cpu` or `memory` as zero, but not an absent number in them.
 
 use std::time::{Duration, Instant};
 
@@ -41,9 +41,9 @@ pub(super) struct Received {
 }
 
 impl Received {
-    /// Returns the time of a sample: the cell's, unless that is in the future, earlier than the
-    /// sample `before`, or not recent. Rates are computed with it, and time series
-    /// databases refuse samples of the future.
+    /// Returns the time of a sample: the cell's time, or the receipt if the cell's time is in the
+    /// future, earlier than the sample `before`, or not recent. Rates are computed from these
+    /// times, and time series databases refuse samples of the future.
     pub(super) fn time(self, reported: i64, before: i64) -> i64 {
         let oldest = self.clock.saturating_sub(USAGE_TTL_NANOS);
         if (oldest.max(before)..=self.clock).contains(&reported) { reported } else { self.clock }
@@ -67,15 +67,15 @@ pub(super) struct Usage {
     stats: Bytes,
     /// Time of its earliest sample, by the node's clock.
     taken: i64,
-    /// Nanoseconds between the sample before and this one; 0 for the first.
+    /// Nanoseconds since the previous sample; 0 for the first.
     pub(super) window: i64,
     /// End of the time in which it is recent.
     until: Instant,
 }
 
 impl Usage {
-    /// Returns the new usage of a container, after `before`. The file system of the writable layer
-    /// is the cell's, which the node's cadvisor does not know: only the used bytes are kept.
+    /// Returns the new usage of a container, after `before`. Drops the id of the writable layer's
+    /// file system: the node's cadvisor does not know file systems of cells.
     pub(super) fn of_container(
         mut stats: cri::ContainerStats,
         before: Option<&Self>,
@@ -126,7 +126,7 @@ impl Usage {
 
     fn of(stats: &impl Message, taken: i64, before: Option<&Self>, now: Received) -> Self {
         let window = before.map_or(0, |before| match taken.saturating_sub(before.taken) {
-            // A sample that is repeated.
+            // A repeated sample.
             ..=0 => before.window,
             window => window,
         });
@@ -139,18 +139,18 @@ impl Usage {
     }
 }
 
-/// The usage that is listed.
+/// Samples that are listed.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Listed {
     /// Recent samples.
     Recent(Instant),
-    /// The last samples; without numbers where there are none.
+    /// The last samples; an entry without a sample has no numbers.
     All,
 }
 
 impl Listed {
-    /// Returns the sample of an entry, which has not ended. Makes it by `unmeasured` if there is
-    /// none.
+    /// Returns the sample of an entry that has not ended; for [`Self::All`] the result of
+    /// `unmeasured` if the entry has no sample.
     fn sample(self, usage: Option<&Usage>, unmeasured: impl FnOnce() -> Bytes) -> Option<Bytes> {
         match (self, usage) {
             (Self::Recent(now), usage) => {
@@ -169,7 +169,7 @@ impl Container {
     }
 
     fn append_usage_as(&self, number: u32, listed: Listed, to: &mut BytesMut) {
-        // Of a running container the numbers are unknown while its cell is silent after a restart
+        // The numbers of a running container are unknown while its cell is silent after a restart
         // of the daemon.
         let number_if_unmeasured =
             (self.state() == cri::ContainerState::ContainerCreated).then_some(0);
@@ -196,7 +196,7 @@ impl Sandbox {
         self.usage.as_ref().is_some_and(|usage| usage.is_fresh(now))
     }
 
-    /// Appends its usage and that of its containers to a `ListPodSandboxStatsResponse`.
+    /// Appends its usage and its containers' usage to a `ListPodSandboxStatsResponse`.
     pub(super) fn append_usage<'a>(
         &self,
         containers: impl Iterator<Item = &'a Container>,
@@ -240,7 +240,7 @@ pub(super) fn memory(timestamp: i64, number: Option<u64>) -> cri::MemoryUsage {
     cri::MemoryUsage { timestamp, working_set_bytes: number, ..Default::default() }
 }
 
-/// Completes a report without CPU or memory usage by what was known before, else without numbers.
+/// Completes a report without CPU or memory usage: from the previous report, else without numbers.
 fn complete(
     own_cpu: &mut Option<cri::CpuUsage>,
     own_memory: &mut Option<cri::MemoryUsage>,
@@ -254,8 +254,8 @@ fn complete(
     }
 }
 
-/// Bounds a cell's report on its network: a list that a cell makes too long would be an error for
-/// all pods. All other usage of a pod is numbers.
+/// Limits a cell's report on its network: with a report that is too long, a list of all pods would
+/// fail. All other usage of a pod is numbers.
 fn bound(network: &mut cri::NetworkUsage) {
     let is_name =
         |interface: &cri::NetworkInterfaceUsage| interface.name.len() <= MAX_INTERFACE_NAME_BYTES;

@@ -130,7 +130,7 @@ async fn each_transition_is_an_event() {
         .collect();
     assert_eq!(events(&mut reader, expected.len()).await, expected);
     assert_eq!(events(&mut other, expected.len()).await, expected);
-    assert!(tokio::time::timeout(Duration::ZERO, reader.next()).await.is_err(), "no more");
+    assert!(tokio::time::timeout(Duration::ZERO, reader.next()).await.is_err(), "no more events");
 }
 
 #[tokio::test]
@@ -183,6 +183,6 @@ async fn subscriber_that_is_too_far_behind_reads_an_error() {
         assert!(message.contains("1024") && message.contains("8388608"), "{message}");
         assert_eq!(read, if long { 9 } else { events::MAX_QUEUED_EVENTS });
         assert!(bytes <= events::MAX_QUEUED_BYTES);
-        assert!(slow.next().await.is_err(), "no more come");
+        assert!(slow.next().await.is_err(), "no more events");
     }
 }

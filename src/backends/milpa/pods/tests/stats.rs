@@ -89,7 +89,7 @@ fn container_is_in_statistics_from_its_creation_to_its_end() {
 
 /// Verifies U3.
 #[test]
-fn usage_of_a_silent_cell_stays_that_of_its_last_sample() {
+fn usage_of_a_silent_cell_stays_at_its_last_sample() {
     let (pods, one, two, _) = example();
     let now = Instant::now();
     let listed = || {
@@ -121,7 +121,7 @@ fn usage_of_a_silent_cell_stays_that_of_its_last_sample() {
     assert_eq!(listed(), [(first.clone(), Some(9)), (second.clone(), None)]);
     let containers = listed_containers(&pods);
     assert_eq!((containers[0].2, containers.clone()), (Some(8), listed_containers(&pods)));
-    assert!(pods.usage_of(&one, now).is_none(), "metrics have recent usage alone");
+    assert!(pods.usage_of(&one, now).is_none(), "metrics have only recent usage");
     pods.set_first_sandbox_usage(&one, None, now);
     pods.set_first_sandbox_usage(&two, None, now);
     assert_eq!(listed(), [(first, Some(9)), (second.clone(), Some(0))]);
@@ -167,7 +167,7 @@ fn usage_has_the_records_attributes_and_ends_with_the_container() {
     };
     let before = listed(&pods);
     pods.heartbeat(&other, beat.clone(), now);
-    assert_eq!(listed(&pods), before, "a cell speaks of its own pod only");
+    assert_eq!(listed(&pods), before, "a cell reports only on its own pod");
     pods.heartbeat(&cell, beat.clone(), now);
     let stats = listed(&pods).pop().unwrap();
     let attributes = stats.attributes.unwrap();
@@ -232,7 +232,7 @@ fn metrics_are_listed_while_usage_is_recent() {
     assert!(told(&descriptors, now + usage::USAGE_TTL).is_empty());
     assert!(
         told(b"\xff", now)[0].container_metrics[0].metrics.is_empty(),
-        "what can't be read describes nothing"
+        "an invalid response describes nothing"
     );
 }
 
@@ -317,11 +317,11 @@ fn metrics_of_a_cell_are_listed_while_it_sends_them() {
         };
         pods.into_iter().flat_map(of).collect::<Vec<_>>()
     };
-    assert!(!pods.awaits_metrics(now), "no cell is there to tell any");
+    assert!(!pods.awaits_metrics(now), "no cell has connected");
     pods.heartbeat(&own, beat(1, None), now);
     assert!(
         pods.awaits_metrics(now) && !pods.awaits_metrics(now + usage::USAGE_TTL),
-        "one that is silent is not waited for"
+        "a silent cell is not waited for"
     );
     // Metrics of another cell's container.
     pods.heartbeat(&other, Heartbeat { metrics: Some(measured(1)), ..Heartbeat::default() }, now);
@@ -331,7 +331,7 @@ fn metrics_of_a_cell_are_listed_while_it_sends_them() {
     };
     pods.heartbeat(&own, beat(1, Some(measured(2))), now);
     assert_eq!((told(now), pods.awaits_metrics(now)), (values(2), false));
-    // Metrics that containerd did not have in time are the previous ones, until they are too old.
+    // Without metrics in time, the previous metrics stay until they are too old.
     let later = now + usage::USAGE_TTL;
     pods.heartbeat(&own, beat(1, Some(cell::Metrics::default())), later - Duration::from_millis(1));
     assert_eq!((told(later - Duration::from_millis(1)), told(later)), (values(2), vec![]));
@@ -391,7 +391,7 @@ fn list_of_metrics_is_bounded_and_has_all_pods() {
         .iter()
         .map(|pod| pod.metrics.len())
         .collect();
-    // All metrics of the first pods, and those of their statistics for the others.
+    // The first pods have all metrics, the others only the metrics of their statistics.
     let whole = told.iter().take_while(|count| **count > 1).count();
     assert!(
         whole > 10
