@@ -1,5 +1,5 @@
-//! Sync of pods with their cells: what cells report becomes records and the read model, and what
-//! ended becomes a teardown.
+//! Sync of pods with their cells: reports of cells change the records and the read model, and ended
+//! pods are torn down.
 //!
 //! Calls go one way: `cell_events` -> `cell_watch`, `teardown` -> `container_status` ->
 //! `container_exit` -> `container_logs` -> `records`.
@@ -41,34 +41,34 @@ use container_logs::ContainerLogs;
 pub(crate) use container_logs::ReopenError;
 use in_progress::InProgress;
 use metrics_subscription::MetricsSubscription;
-use orphan_gc::Unclaimed;
+use orphan_gc::Orphans;
 use records::Records;
 use rehearsal::Rehearsals;
 use runtime_features::RuntimeFeatures;
 pub(crate) use stale_attempts::AttemptError;
 pub(crate) use teardown::TeardownError;
 
-/// A container's sandbox and name. Attempts of a container are created one after the other.
+/// A container's sandbox and name. Attempts of a container are created one at a time.
 pub(crate) type ContainerKey = (SandboxId, String);
 
-/// The parts that the sync works with.
+/// Parts of the daemon that the sync uses.
 #[derive(Debug)]
 pub(crate) struct SyncParts {
     /// The store of records.
     pub(crate) store: Store,
     /// The cells.
     pub(crate) cells: Arc<Cells>,
-    /// Their images.
+    /// The images of cells.
     pub(crate) images: Arc<Images>,
-    /// Their volumes.
+    /// The volumes of cells.
     pub(crate) volumes: Arc<Volumes>,
-    /// Their logs.
+    /// The logs of containers.
     pub(crate) logs: Arc<Logs>,
     /// The read model.
     pub(crate) pods: Arc<Pods>,
     /// The tasks of the backend.
     pub(crate) tasks: Tasks,
-    /// Time until an unclaimed sandbox is removed.
+    /// Time until an orphaned sandbox is removed.
     pub(crate) claim_timeout: Duration,
 }
 
@@ -88,12 +88,12 @@ pub(crate) struct CellSync {
     pub(crate) container_logs: ContainerLogs,
     /// Features of the cells' runtime.
     pub(crate) features: RuntimeFeatures,
-    /// Containers that are being created: the cell may have them before there are records.
+    /// Containers that are being created: the cell may have them before they are recorded.
     pub(crate) creations: InProgress<ContainerKey>,
     /// Containers that are being removed for their next attempt.
     replacements: InProgress<ContainerId>,
     metrics: MetricsSubscription,
-    unclaimed: Unclaimed,
+    orphans: Orphans,
     rehearsals: Rehearsals,
     /// The watches of cells.
     watches: Mutex<HashMap<CellId, Watch>>,
@@ -107,7 +107,7 @@ impl CellSync {
         let records = Arc::new(Records::new(&store, &cells, &images, &pods));
         let keeper: Weak<Records> = Arc::downgrade(&records);
         logs.set_base_store(keeper);
-        // Subscribed first: events during the recovery are not missed.
+        // Subscribes first, so that no event during the recovery is missed.
         let events = cells.events();
         let cgroup_parents =
             recovery::recover(&store, |cell| cells.get(cell).is_some(), &pods).await?;
@@ -128,7 +128,7 @@ impl CellSync {
             creations: InProgress::default(),
             replacements: InProgress::default(),
             metrics: MetricsSubscription::default(),
-            unclaimed: Unclaimed::default(),
+            orphans: Orphans::default(),
             rehearsals: Rehearsals::default(),
             watches: Mutex::default(),
             resolver: Resolver::default(),
@@ -141,6 +141,6 @@ impl CellSync {
     /// Returns the reason of a cell's end.
     pub(crate) fn end_reason(&self, cell: &CellId) -> String {
         let reason = self.cells.gone_reason(cell);
-        reason.unwrap_or_else(|| "nothing is known of it any more".to_owned())
+        reason.unwrap_or_else(|| "the reason is not recorded".to_owned())
     }
 }

@@ -16,14 +16,14 @@ use crate::backends::milpa::{
     pods::container_state::Termination,
 };
 
-/// Delay after a failed attempt of a step that must be done.
+/// Delay before a failed step is retried.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Time limit of the copy of the pause image into a warm cell.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(120);
 
 impl CellSync {
-    /// Follows the events of all cells. All pods are compared with their cells at the start, and
-    /// after events were missed.
+    /// Follows the events of all cells. Compares all pods with their cells at the start and after
+    /// missed events.
     pub(super) async fn follow_events(self: Arc<Self>, mut events: Receiver<CellEvent>) {
         self.resync();
         loop {
@@ -56,7 +56,7 @@ impl CellSync {
             }
             self.watch(&sandbox.cell);
             if !sandbox.ready {
-                // A stopped sandbox must not keep its cell. Until that ends, it may report the
+                // A stopped sandbox must not keep its cell. Until its end, the cell may report the
                 // exits of its containers.
                 let sync = Arc::clone(self);
                 self.tasks.spawn(async move {
@@ -74,18 +74,21 @@ impl CellSync {
         }
     }
 
-    /// Gives a warm cell what every pod needs, and rehearses. A pod that takes the cell meanwhile
-    /// waits for the same copy of the image, and after a failure has its own.
+    /// Copies the pause image into a warm cell, and rehearses. A pod that takes the cell meanwhile
+    /// waits for this copy, and makes its own after a failure.
     fn prepare(self: &Arc<Self>, id: CellId) {
         let Some(cell) = self.cells.get(&id) else { return };
         let sync = Arc::clone(self);
         self.tasks.spawn(async move {
             let pause = timeout(PAUSE_TIMEOUT, sync.images.ensure_pause(&cell)).await;
             let prepared = match pause {
-                // Bounded by its calls: what is cut would stay beside the pod's sandbox.
+                // Only its calls have time limits: cut short, it would leave its sandbox beside the
+                // pod's.
                 Ok(Ok(pause)) => sync.rehearse(&cell, pause).await,
                 Ok(Err(failure)) => Err(failure),
-                Err(_) => Err(Failure::node(Code::DeadlineExceeded, "copy of the pause image")),
+                Err(_) => {
+                    Err(Failure::node(Code::DeadlineExceeded, "copy of the pause image timed out"))
+                }
             };
             match prepared {
                 Ok(()) => tracing::debug!(cell = %id, "warm cell is prepared"),
@@ -104,7 +107,7 @@ impl CellSync {
         let sync = Arc::clone(self);
         self.tasks.spawn(async move {
             let Some(sandbox) = sync.pods.sandbox_of_cell(&cell) else { return };
-            // A stop of the sandbox ends the cell too, and records that itself.
+            // A stop of the sandbox also ends the cell, and records the end itself.
             let _stopping = sandbox.stopping.lock().await;
             if !sync.pods.sandbox(sandbox.id.as_str()).is_ok_and(|sandbox| sandbox.ready)
                 && sync.pods.containers_of(&sandbox.id).iter().all(|container| container.exited())

@@ -28,9 +28,9 @@ use crate::backends::milpa::{
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay before a failed watch is renewed.
 const RENEWAL_DELAY: Duration = Duration::from_millis(500);
-/// Most containers without a record that are removed for one snapshot; the next one has the others.
+/// Most containers without a record that one snapshot removes; the next snapshot has the others.
 const MAX_REMOVED_STRANGERS: usize = 16;
-/// Reasons for which a sandbox is not ready any more.
+/// Reasons why a sandbox is no longer ready.
 const ENDED_SANDBOX: &str = "its sandbox container has ended";
 const UNKNOWN_SANDBOX: &str = "its cell does not know it any more";
 
@@ -115,8 +115,7 @@ impl CellSync {
     }
 
     async fn watch_connection(self: &Arc<Self>, cell: &Cell) -> Result<(), Failure> {
-        // Boxed where it is rare and large: there are as many of these tasks as cells, and they
-        // mostly wait.
+        // Rare and large futures are boxed: each cell has a task like this, which mostly waits.
         let mut events = Box::pin(cell.link.control.watch()).await.map_err(Failure::of_cell)?;
         self.subscribe_to_metrics(cell);
         loop {
@@ -131,7 +130,7 @@ impl CellSync {
         }
     }
 
-    /// Applies an event. After an error the cell is watched anew.
+    /// Applies an event. After an error the watch is renewed.
     async fn apply_event(self: &Arc<Self>, cell: &Cell, event: Event) -> Result<(), Failure> {
         let Some(event) = event.event else { return Ok(()) };
         match event {
@@ -167,7 +166,7 @@ impl CellSync {
         else {
             return;
         };
-        // A stop ends it too, and records that once the end of the cell is confirmed.
+        // A stop also ends the sandbox, and records it once the end of the cell is confirmed.
         let Ok(_not_stopping) = sandbox.stopping.try_lock() else { return };
         tracing::warn!(
             sandbox = %sandbox.id,
@@ -185,9 +184,9 @@ impl CellSync {
         }
     }
 
-    /// Removes containers without a record from a cell: the response to their creation was lost
-    /// with a previous daemon, or their records were, which may be of a later version. The kubelet
-    /// would create them a second time.
+    /// Removes containers without a record from a cell, because the kubelet creates them again.
+    /// Either a previous daemon lost the response to their creation, or their records are lost, for
+    /// example records of a later version.
     async fn remove_strangers(&self, cell: &Cell, sandbox: &Sandbox, strangers: Vec<String>) {
         let strangers = strangers.into_iter().take(MAX_REMOVED_STRANGERS);
         let valid = strangers.filter_map(|id| cell_client::checked_id(id).ok());
@@ -206,8 +205,8 @@ impl CellSync {
         join_all(removals).await;
     }
 
-    /// Applies a snapshot. The cell's containerd is asked for entries that are absent from it: the
-    /// agent's last list may have begun before they were created.
+    /// Applies a snapshot. Asks the cell's containerd for entries that are absent from the
+    /// snapshot: the agent's last list may have begun before their creation.
     async fn apply_snapshot(
         self: &Arc<Self>,
         cell: &Cell,
@@ -238,7 +237,7 @@ impl CellSync {
         join_all(exited.map(|container| self.container_logs.resume(cell, container))).await;
         let mut strangers = Vec::new();
         for reported in snapshot.containers {
-            // In this order: a container is in the read model before its creation ends.
+            // Checks creations first: a container is in the read model before its creation ends.
             let is_being_created = reported.metadata.as_ref().is_some_and(|metadata| {
                 self.creations.contains(&(sandbox.id.clone(), metadata.name.clone()))
             });

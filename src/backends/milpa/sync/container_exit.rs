@@ -1,4 +1,4 @@
-//! Exits of containers: the container reads EXITED once its log and its termination message are on
+//! Exits of containers: a container reads EXITED once its log and its termination message are on
 //! the node.
 
 use std::{sync::Arc, time::Duration};
@@ -16,18 +16,19 @@ use crate::backends::milpa::pods::{
 const LOG_DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit of a termination message.
 const TERMINATION_MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Delay after a failed commit: an exit must not be forgotten.
+/// Delay before a failed commit is retried: an exit must not be lost.
 const COMMIT_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Time limit until an exit is recorded, with its log and termination message.
 pub(crate) const EXIT_RECORD_TIMEOUT: Duration = Duration::from_secs(40);
 
 impl CellSync {
-    /// Records the exit of a container that its cell does not have, and that can't have gone on.
+    /// Records the exit of a container that is absent from its cell, and so can't be running.
     pub(crate) fn record_absence(self: &Arc<Self>, container: &Container) {
         self.record_exit(container, None);
     }
 
-    /// Records an exit in a task, once: `reported` by the cell, or of an absent container.
+    /// Records an exit once, in a task: the exit that the cell has `reported`, or `None` for an
+    /// absent container.
     ///
     /// A reported exit is recorded at once, because the cell may end, or the daemon be killed,
     /// before log and termination message are on the node.
@@ -94,7 +95,7 @@ impl CellSync {
                 );
             }
         };
-        // Also after the end of the cell: bytes that have arrived are still to be written.
+        // Drains the log also after the end of the cell: received bytes are still to be written.
         tokio::join!(self.logs.drain(&container.id, LOG_DRAIN_TIMEOUT), fetch).0
     }
 }

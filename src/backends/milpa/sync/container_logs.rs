@@ -65,7 +65,7 @@ impl ContainerLogs {
                 self.record_when_complete(container);
             }
             Ok(false) => {}
-            // Tried again at each snapshot of the cell.
+            // Retried at each snapshot of the cell.
             Err(failure) => {
                 if let Some(suppressed) = cell.link.lines.admit() {
                     tracing::error!(
@@ -86,8 +86,8 @@ impl ContainerLogs {
         Ok(self.records.set_log_base(container, log_base).await?)
     }
 
-    /// Records in a task that an exited container's log is complete, once it is. Until then a
-    /// restarted daemon resumes it.
+    /// Waits in a task until an exited container's log is complete, and records this. Until then a
+    /// restarted daemon resumes the log.
     pub(super) fn record_when_complete(&self, container: &Container) {
         let (logs, container) = (self.clone(), container.clone());
         self.tasks.spawn(async move {
@@ -112,7 +112,7 @@ impl ContainerLogs {
     }
 
     /// Closes a log that was opened while its container was removed or its cell ended: the removal
-    /// has closed only the logs that were open then.
+    /// has closed only logs that were open already.
     fn close_if_removed(&self, cell: &Cell, container: &Container) {
         if self.pods.container(container.id.as_str()).is_err() || self.cells.get(&cell.id).is_none()
         {
@@ -121,7 +121,7 @@ impl ContainerLogs {
     }
 }
 
-/// An error of the switch to a new log file.
+/// An error when switching to a new log file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReopenError {
     /// The file could not be opened.

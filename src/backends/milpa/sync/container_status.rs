@@ -1,4 +1,4 @@
-//! Statuses of containers, as their cells report them.
+//! Statuses of containers from the reports of their cells.
 
 use std::{sync::Arc, time::Duration};
 
@@ -42,8 +42,8 @@ impl CellSync {
         }
     }
 
-    /// Applies a status that a cell reports. The log of a container whose start was not recorded is
-    /// followed first: a previous daemon began the start, and was killed.
+    /// Applies a status that a cell reports. If the start of the container was not recorded,
+    /// follows its log first: a previous daemon began the start, and was killed.
     pub(super) async fn apply_status(
         self: &Arc<Self>,
         cell: &Cell,

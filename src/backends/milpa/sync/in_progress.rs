@@ -1,4 +1,4 @@
-//! Keys that work is in progress on.
+//! Keys with work in progress.
 
 use std::{
     collections::HashSet,
@@ -6,11 +6,11 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Keys that work is in progress on. On each key, one work at a time.
+/// Keys with work in progress, one piece of work per key at a time.
 #[derive(Debug)]
 pub(crate) struct InProgress<K>(Arc<Mutex<HashSet<K>>>);
 
-/// Work on a key, which ends when this is dropped.
+/// Work on a key. Dropping it ends the work.
 #[derive(Debug)]
 pub(crate) struct Work<K: Eq + Hash> {
     all: Arc<Mutex<HashSet<K>>>,

@@ -1,5 +1,5 @@
-//! Subscription to the metrics of cells. They are many, so a cell sends them only while they are
-//! scraped: a scrape renews the subscription.
+//! Subscription to the metrics of cells. Metrics are many, so a cell sends them only while they are
+//! scraped. A scrape renews the subscription.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -9,7 +9,7 @@ use std::{
 use super::CellSync;
 use crate::backends::milpa::cells::Cell;
 
-/// Time after a scrape in which the next one is expected.
+/// Time after a scrape within which the next scrape is expected.
 const SCRAPE_INTERVAL: Duration = Duration::from_secs(60);
 /// Shortest time between two renewals.
 const RENEWAL_INTERVAL: Duration = Duration::from_secs(20);
@@ -20,19 +20,20 @@ const SUBSCRIPTION: Duration = Duration::from_secs(80);
 /// Times of scrapes.
 #[derive(Debug, Clone, Copy)]
 struct Scrapes {
-    /// The first after a pause.
+    /// The first scrape after a pause.
     first: Instant,
     last: Instant,
     /// The last renewal.
     renewed: Instant,
 }
 
-/// The state of the subscription: whether metrics are scraped.
+/// State of the subscription; `None` before the first scrape.
 #[derive(Debug, Default)]
 pub(super) struct MetricsSubscription(Mutex<Option<Scrapes>>);
 
 impl MetricsSubscription {
-    /// Notes a scrape. Returns whether cells are to be renewed, and the time of the first scrape.
+    /// Records a scrape. Returns whether to renew the subscription, and the time of the first
+    /// scrape.
     fn scrape(&self, now: Instant) -> (bool, Instant) {
         let mut scrapes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = scrapes.filter(|scrapes| now < scrapes.last + SCRAPE_INTERVAL);
@@ -53,8 +54,8 @@ impl MetricsSubscription {
 }
 
 impl CellSync {
-    /// Renews the subscription for a scrape of metrics. Returns the time since which cells send
-    /// them.
+    /// Renews the subscription for a scrape of metrics. Returns the time from which cells send
+    /// metrics.
     pub(crate) fn renew_metrics(&self) -> Instant {
         let (renews, since) = self.metrics.scrape(Instant::now());
         if renews {

@@ -1,4 +1,4 @@
-//! Garbage collection of unclaimed sandboxes: the caller of their creation had left, and no later
+//! Garbage collection of orphaned sandboxes: the caller left during their creation, and no later
 //! call named them.
 
 use std::{
@@ -17,52 +17,52 @@ const COLLECTION_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Sandboxes whose id no caller knows, with the time of their creation.
 #[derive(Debug, Default)]
-pub(super) struct Unclaimed(Mutex<HashMap<SandboxId, Instant>>);
+pub(super) struct Orphans(Mutex<HashMap<SandboxId, Instant>>);
 
-impl Unclaimed {
+impl Orphans {
     fn lock(&self) -> MutexGuard<'_, HashMap<SandboxId, Instant>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn older_than(&self, age: Duration) -> Vec<SandboxId> {
-        let unclaimed = self.lock();
-        let old = unclaimed.iter().filter(|(_, since)| since.elapsed() >= age);
+        let orphans = self.lock();
+        let old = orphans.iter().filter(|(_, since)| since.elapsed() >= age);
         old.map(|(id, _)| id.clone()).collect()
     }
 }
 
 impl CellSync {
-    /// Notes that a sandbox exists whose id no caller knows yet.
+    /// Adds a sandbox whose id no caller knows yet.
     pub(crate) fn add_unclaimed(&self, id: &SandboxId) {
-        self.unclaimed.lock().insert(id.clone(), Instant::now());
+        self.orphans.lock().insert(id.clone(), Instant::now());
     }
 
-    /// Notes that a caller knows a sandbox's id.
+    /// Removes a sandbox from the orphans, because a caller knows its id.
     pub(crate) fn claim(&self, id: &SandboxId) {
-        self.unclaimed.lock().remove(id);
+        self.orphans.lock().remove(id);
     }
 
-    /// Removes unclaimed sandboxes after the claim timeout, until the daemon stops.
+    /// Removes orphaned sandboxes after the claim timeout, until the daemon stops.
     pub(super) async fn collect_orphans(self: Arc<Self>) {
         let mut ticks = tokio::time::interval(COLLECTION_INTERVAL.min(self.claim_timeout));
         loop {
             ticks.tick().await;
-            for id in self.unclaimed.older_than(self.claim_timeout) {
-                // A removal takes its time: the next sandbox may have been claimed meanwhile.
-                if !self.unclaimed.lock().contains_key(&id) {
+            for id in self.orphans.older_than(self.claim_timeout) {
+                // A removal takes time, in which a call may have named the next sandbox.
+                if !self.orphans.lock().contains_key(&id) {
                     continue;
                 }
                 tracing::warn!(
                     sandbox = %id,
                     claim_timeout_s = self.claim_timeout.as_secs(),
-                    "removing an unclaimed sandbox"
+                    "removing an orphaned sandbox"
                 );
                 match self.remove_sandbox(&id).await {
                     Ok(()) => self.claim(&id),
                     Err(error) => tracing::warn!(
                         sandbox = %id,
                         error = error_chain(&error),
-                        "unclaimed sandbox not removed"
+                        "orphaned sandbox not removed"
                     ),
                 }
             }

@@ -54,7 +54,7 @@ impl Records {
         self.exits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a container's exit is being recorded. Returns `false` if that was noted before.
+    /// Marks a container's exit as being recorded. Returns whether it was not marked before.
     pub(super) fn begin_exit(
         &self,
         id: &ContainerId,
@@ -68,13 +68,13 @@ impl Records {
         true
     }
 
-    /// Notes that a container's exit is recorded.
+    /// Removes the mark of a container whose exit is recorded.
     pub(super) fn finish_exit(&self, id: &ContainerId) {
         self.exits().remove(id);
     }
 
-    /// Returns a container's status with the exit that its cell has reported, if that is not
-    /// recorded yet.
+    /// Returns a container's status, with the exit that its cell has reported if it is not recorded
+    /// yet.
     fn with_reported_exit(&self, container: &Container) -> records::ContainerStatus {
         let exits = self.exits();
         let exit = exits.get(&container.id).and_then(Option::as_ref);
@@ -112,7 +112,7 @@ impl Records {
     }
 
     /// Records the current annotations of a sandbox's pod, from the config of a call for this pod.
-    /// The next `ImageStatus` names its pod by nothing else.
+    /// The next `ImageStatus` identifies its pod only by them.
     pub(crate) async fn refresh_annotations(
         &self,
         sandbox: &Sandbox,
@@ -144,8 +144,8 @@ impl Records {
         self.pods.set_meta(&sandbox.id, &meta);
     }
 
-    /// Records the files of a sandbox's volumes that have another content in the cell, and returns
-    /// them. The first ones stay until the sandbox ends.
+    /// Records the files of a sandbox's volumes that have another content in the cell. Returns the
+    /// recorded files: the files of the first call stay until the sandbox ends.
     pub(crate) async fn set_replaced_files(
         &self,
         sandbox: &Sandbox,
@@ -222,7 +222,7 @@ impl Records {
     /// Removes the records of a container.
     pub(crate) async fn remove_container(&self, container: &Container) -> Result<(), StoreError> {
         let id = &container.id;
-        // Without a sandbox it was removed with that.
+        // Without a sandbox, the container was removed together with its sandbox.
         let Ok(sandbox) = self.pods.sandbox(container.sandbox.as_str()) else { return Ok(()) };
         let _records = sandbox.records.lock().await;
         let mut batch = Batch::default();
@@ -249,7 +249,7 @@ impl Records {
         self.cells.forget_gone(keep, &mut batch);
         self.store.commit(batch).await?;
         self.pods.remove_sandbox(&sandbox.id);
-        // A newer sandbox of the same pod uses them.
+        // A newer sandbox of the same pod uses its images.
         if self.pods.sandboxes_of_pod(&sandbox.uid).is_empty() {
             self.images.forget_pod(&sandbox.uid);
         }

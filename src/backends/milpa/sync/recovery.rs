@@ -19,11 +19,12 @@ use crate::backends::milpa::{
     store::{Batch, Store, Table},
 };
 
-/// Reads all records into the read model. Records that can't be shown are removed: parts of a
-/// record whose other part was set aside, and containers without a sandbox.
+/// Reads all records into the read model. Removes incomplete records: a part of a record whose
+/// other part the store has set aside, and a container without a sandbox.
 ///
-/// A container whose status was set aside, as a status of a later version after a rollback, reads
-/// CREATED until its cell reports more: if it read EXITED, its next attempt would run beside it.
+/// A container without a status reads CREATED until its cell reports more: if it read EXITED, its
+/// next attempt would run beside it. The store sets a status aside, for example, after a rollback
+/// from a later version.
 ///
 /// Returns the `cgroup_parent` of each running sandbox.
 pub(super) async fn recover(
@@ -36,8 +37,8 @@ pub(super) async fn recover(
         store.load(Table::SandboxStatuses).await?.into_iter().collect();
     let mut containers: Vec<(String, records::ContainerMeta)> =
         store.load(Table::Containers).await?;
-    // Records are read in the order of their ids, which are random, and the read model has those of
-    // a pod in the order of their creation. No two of a pod have the same time.
+    // Records are read in the order of their random ids, but the read model has a pod's entries in
+    // creation order. The creation times of a pod's entries are distinct.
     sandboxes.sort_by_key(|(_, meta)| meta.created_unix_nanos);
     containers.sort_by_key(|(_, meta)| meta.created_unix_nanos);
     let mut container_statuses: HashMap<String, records::ContainerStatus> =

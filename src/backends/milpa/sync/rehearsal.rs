@@ -1,9 +1,9 @@
-//! Rehearsal of a warm cell: a sandbox that is run and removed, with a container that is created in
-//! it, before any pod needs the cell.
+//! Rehearsal of a warm cell, before a pod needs it: runs a sandbox, creates a container in it, and
+//! removes both.
 //!
 //! The first sandbox of a cell takes twice as long as the second: the pause image is unpacked, and
-//! the programs of its runtime are read, in a virtual machine without KVM translated too. At the
-//! first container of a machine containerd has its AppArmor profile compiled and loaded.
+//! the programs of the runtime are read, and in a virtual machine without KVM also translated. For
+//! the first container of a machine, containerd compiles and loads its AppArmor profile.
 
 use std::{
     collections::HashMap,
@@ -25,17 +25,17 @@ use crate::backends::milpa::{
 
 /// Time limit of each call of a rehearsal.
 const REHEARSAL_CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// Name of its sandbox in the cell and of its container. No kubelet and no list ever sees them.
+/// Name of the rehearsal's sandbox and container in the cell. No kubelet and no list sees them.
 const NAME: &str = "rehearsal";
-/// Its name server, which nothing asks.
+/// The rehearsal's name server, which nothing queries.
 const LOOPBACK: &str = "127.0.0.1";
 
-/// Cells with a rehearsal that has not ended.
+/// Cells with a running rehearsal.
 #[derive(Debug, Default)]
 pub(super) struct Rehearsals(Mutex<HashMap<CellId, CancellationToken>>);
 
 impl Rehearsals {
-    /// Records a rehearsal until the guard is dropped.
+    /// Adds a rehearsal, which ends when the guard is dropped.
     fn begin(&self, cell: &CellId) -> Ended<'_> {
         let ended = CancellationToken::new();
         let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,7 +48,7 @@ impl Rehearsals {
     }
 }
 
-/// A guard that ends the record of a rehearsal.
+/// Guard of a running rehearsal.
 #[derive(Debug)]
 struct Ended<'a> {
     rehearsals: &'a Rehearsals,
@@ -64,21 +64,22 @@ impl Drop for Ended<'_> {
 }
 
 impl CellSync {
-    /// Runs a sandbox in a warm cell that has its pause image, creates a container of that image,
-    /// and removes both; does nothing once a pod has taken the cell. After an error nothing of it
-    /// is left, as far as the cell answers.
+    /// Runs a sandbox in a warm cell that has the pause image, creates a container of this image,
+    /// and removes both. Does nothing once a pod has taken the cell. After an error also removes
+    /// both, if the cell answers.
     pub(super) async fn rehearse(&self, cell: &Cell, pause: String) -> Result<(), Failure> {
         let _ended = self.rehearsals.begin(&cell.id);
         let client = CellClient::new(cell);
-        // A daemon that was killed may have left one, which a pod's sandbox must not stand beside.
+        // A killed daemon may have left a rehearsal, but a pod's sandbox must be the only one.
         self.remove_rehearsals(&client, &cell.id).await?;
-        // Asked after the record: a pod that takes the cell from now on waits for its end.
+        // Checked after `begin`: a pod that takes the cell from now on waits for the rehearsal's
+        // end.
         if !self.cells.is_warm(&cell.id) {
             return Ok(());
         }
         let ran = run(&client, config(&cell.id), pause).await;
         if ran.as_ref().is_err_and(|failure| failure.code() == Code::DeadlineExceeded) {
-            // The cell goes on with it.
+            // The cell still works on the call.
             tokio::time::sleep(REHEARSAL_CALL_TIMEOUT).await;
         }
         let removed = self.remove_rehearsals(&client, &cell.id).await;
@@ -109,8 +110,9 @@ impl CellSync {
     }
 }
 
-/// Returns true for the sandbox of a rehearsal in a cell. Versions before [`NAMESPACE`] took the
-/// name as the namespace, which Kubernetes may have too; the uid of a pod is no cell's id.
+/// Returns whether a sandbox belongs to a rehearsal in a cell. Versions before [`NAMESPACE`] used
+/// the name as the namespace. Kubernetes may have this namespace, too, but no pod has the cell's id
+/// as its uid.
 fn is_rehearsal(sandbox: &cri::PodSandboxMetadata, cell: &CellId) -> bool {
     let is_earlier = || {
         (sandbox.namespace.as_str(), sandbox.name.as_str(), sandbox.uid.as_str())
@@ -157,7 +159,7 @@ fn namespaces() -> cri::NamespaceOption {
     }
 }
 
-/// Returns the config of the sandbox, which has the namespaces of a usual pod's.
+/// Returns the config of the sandbox, with the namespaces of a usual pod.
 fn config(cell: &CellId) -> cri::PodSandboxConfig {
     cri::PodSandboxConfig {
         metadata: Some(cri::PodSandboxMetadata {
@@ -166,7 +168,8 @@ fn config(cell: &CellId) -> cri::PodSandboxConfig {
             namespace: NAMESPACE.to_owned(),
             attempt: 0,
         }),
-        // Without name servers containerd copies the cell's, which a machine has once it is bound.
+        // Without name servers containerd copies the cell's own, which a machine has only once it
+        // is bound.
         dns_config: Some(cri::DnsConfig {
             servers: vec![LOOPBACK.to_owned()],
             ..cri::DnsConfig::default()
@@ -191,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sandbox_of_a_previous_version_is_a_rehearsal_of_its_cell_alone() {
+    fn sandbox_of_a_previous_version_is_a_rehearsal_only_of_its_cell() {
         let (cell, other) = (CellId::mint().unwrap(), CellId::mint().unwrap());
         let own = config(&cell).metadata.unwrap();
         assert!(is_rehearsal(&own, &cell));
@@ -205,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn wait_for_a_rehearsal_ends_when_that_is_cut() {
+    async fn wait_for_a_rehearsal_ends_when_the_rehearsal_is_cut() {
         const CUT_AFTER: Duration = Duration::from_secs(120);
         let (rehearsals, cell) = (Rehearsals::default(), CellId::mint().unwrap());
         let begun = Instant::now();

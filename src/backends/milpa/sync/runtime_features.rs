@@ -1,8 +1,8 @@
 //! Features of the cells' runtime that not every runtime has.
 //!
-//! A kubelet asks for them (`Status`) before a pod has a cell, so the last cell's features stand
-//! for the next: all cells of a provider have the same runtime, until it is replaced. A feature
-//! that the pod's own cell does not have is refused by name all the same.
+//! A kubelet asks for features (`Status`) before a pod has a cell, and reads the features of the
+//! last cell: all cells of a provider have the same runtime until it is replaced. A feature that
+//! the pod's own cell lacks is still refused by name.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,11 +20,11 @@ use crate::backends::milpa::{
 /// Key of the record in [`Table::Runtime`].
 const KEY: &str = "cells";
 
-/// Features of the last cell's runtime; none until the first cell.
+/// Features of the last cell's runtime; all absent until the first cell.
 #[derive(Debug)]
 pub(crate) struct RuntimeFeatures {
     recursive_read_only_mounts: AtomicBool,
-    /// Held during a change, which is recorded first.
+    /// Held during a change, which is recorded before it applies.
     changing: Mutex<()>,
     store: Store,
 }
@@ -44,7 +44,7 @@ impl RuntimeFeatures {
         self.recursive_read_only_mounts.load(Ordering::Relaxed)
     }
 
-    /// Asks a new cell. Without a response nothing changes.
+    /// Asks a new cell for its features. Without a response nothing changes.
     pub(crate) async fn learn(&self, cell: &Cell) {
         let request = cri::StatusRequest::default();
         let status = match CellClient::new(cell).status(OPTIONAL_CALL_TIMEOUT, request).await {
@@ -85,8 +85,8 @@ impl RuntimeFeatures {
     }
 }
 
-/// Reads the feature of the default handler, which runs all containers of a cell. containerd before
-/// 2.0 lists no handlers.
+/// Returns whether the default handler, which runs all containers of a cell, has the feature.
+/// containerd before 2.0 lists no handlers.
 fn recursive_read_only_mounts(status: &cri::StatusResponse) -> bool {
     let default = status.runtime_handlers.iter().find(|handler| handler.name.is_empty());
     default

@@ -10,7 +10,7 @@ use crate::backends::milpa::{
     cell_client::CellClient, cells::Cell, failure::Failure, pods::Sandbox,
 };
 
-/// An error of the removal of a container's other attempts.
+/// An error when removing a container's other attempts.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AttemptError {
     /// Another attempt runs.
@@ -38,10 +38,10 @@ impl CellSync {
     /// Makes sure that no other attempt of a container runs or can start.
     ///
     /// A kubelet creates the next attempt for a container that reads CREATED
-    /// (kubecontainer.ShouldContainerBeRestarted). That one may be starting in its cell: the start
-    /// goes on there when the daemon that requested it is killed. An attempt that runs by now is an
-    /// error, after which the kubelet finds it RUNNING. (An attempt that it knows to run it stops
-    /// first.)
+    /// (kubecontainer.ShouldContainerBeRestarted). The previous attempt may be starting in its
+    /// cell: a start goes on there when the daemon that requested it is killed. Fails if another
+    /// attempt runs by now: the kubelet then finds that attempt RUNNING. (A kubelet first stops an
+    /// attempt that it knows to be running.)
     pub(crate) async fn end_stale_attempts(
         self: &Arc<Self>,
         cell: &Cell,
@@ -65,8 +65,8 @@ impl CellSync {
                 Ok(cri::ContainerState::ContainerRunning) => {
                     return Err(AttemptError::Running { container, name });
                 }
-                // Its exit may be about to be recorded, and is the one that counts then. Until it
-                // is recorded, a start that was just answered may make it read RUNNING.
+                // An exit that is already being recorded counts. Until it is recorded, the response
+                // to a start may make the container read RUNNING.
                 Ok(cri::ContainerState::ContainerCreated) => {
                     let _replacement = self.replacements.begin(container.clone());
                     CellClient::new(cell).remove_known_container(&other).await?;

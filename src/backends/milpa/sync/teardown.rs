@@ -20,12 +20,12 @@ use crate::backends::milpa::{
 
 /// Reason of the end of a cell whose pod was stopped. Kept in records.
 pub(super) const POD_STOPPED: &str = "its pod was stopped";
-/// Time limit of a cell's containerd for the kill of one container.
+/// Time limit of a cell's containerd to kill a container.
 const KILL_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time limit of the last output of killed containers. After it the cell ends without them.
+/// Time limit of the last output of killed containers. Then the cell ends without their exits.
 const LAST_OUTPUT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// An error of the stop or the removal of a sandbox.
+/// An error when stopping or removing a sandbox.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TeardownError {
     /// The cell could not be ended.
@@ -37,7 +37,8 @@ pub(crate) enum TeardownError {
 }
 
 impl CellSync {
-    /// Stops a sandbox. Concurrent stops run one after the other, and the second finds it stopped.
+    /// Stops a sandbox. Concurrent stops run one at a time, and the second finds the sandbox
+    /// stopped.
     pub(crate) async fn stop_sandbox(
         self: &Arc<Self>,
         id: &SandboxId,
@@ -45,7 +46,7 @@ impl CellSync {
         let Ok(sandbox) = self.pods.sandbox(id.as_str()) else { return Ok(()) };
         let _stopping = sandbox.stopping.lock().await;
         if let Some(cell) = self.cells.get(&sandbox.cell) {
-            // With a short wait: after a restart of the daemon its cells are dialling again.
+            // Waits briefly: after a restart of the daemon its cells are dialling again.
             if cell_client::connected(&cell, &sandbox.pod, None).await.is_ok() {
                 self.kill_containers(&cell, &sandbox).await;
             }
@@ -56,7 +57,7 @@ impl CellSync {
         Ok(())
     }
 
-    /// Stops a sandbox, and removes its records and those of its containers.
+    /// Stops a sandbox, and removes its records and the records of its containers.
     pub(crate) async fn remove_sandbox(
         self: &Arc<Self>,
         id: &SandboxId,
@@ -68,7 +69,7 @@ impl CellSync {
         Ok(())
     }
 
-    /// Releases what the node holds for a stopped sandbox.
+    /// Ends the watch of a stopped sandbox's cell, and releases its volumes, images and logs.
     pub(super) fn release(&self, sandbox: &Sandbox) {
         self.unwatch(&sandbox.cell);
         self.volumes.release(&sandbox.cell);
@@ -78,8 +79,8 @@ impl CellSync {
         }
     }
 
-    /// Releases the volumes and images of a cell that ended while they were brought into it: its
-    /// end released only those that were known then.
+    /// Releases the volumes and images of a cell that ended while they were copied into it: its end
+    /// released only volumes and images that were known already.
     pub(crate) fn release_if_ended(&self, cell: &Cell) {
         if self.cells.get(&cell.id).is_none() {
             self.volumes.release(&cell.id);
@@ -114,7 +115,7 @@ impl CellSync {
                 );
             }
         });
-        // Logs that a previous daemon could not complete are tried once more.
+        // Tries once more to complete logs that a previous daemon could not complete.
         let incomplete = others
             .into_iter()
             .filter(|container| container.exited() && !container.status.log_whole);
