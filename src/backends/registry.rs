@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{Backend, BackendName, CallPath, Declared, DecodedBackend, Features, cri::Upstream};
 
-/// A set of backends that contradict each other.
+/// Error of backends that contradict each other.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegistryError {
     /// Two backends have the same name.

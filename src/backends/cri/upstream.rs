@@ -22,7 +22,7 @@ use super::connect::{self, ConnectError};
 /// the oldest connection is closed.
 const MAX_RETIRED_CONNECTIONS: usize = 4;
 
-/// A container runtime that can't be called.
+/// Error of a call to an unavailable container runtime.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Unavailable {
     /// Connecting failed.

@@ -145,7 +145,7 @@ pub(crate) async fn discard_container(cell: &Cell, cell_container: &str) {
     }
 }
 
-/// Returns a request with a timeout, a year at most.
+/// Returns a request with a timeout of at most a year.
 fn with_timeout<T>(timeout: Duration, message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(timeout.min(MAX_TIMEOUT));
@@ -236,7 +236,6 @@ pub(crate) async fn hello(
         .ok_or_else(|| Failure::cell(Code::Unavailable, format!("{} is not connected", name())))
 }
 
-/// Returns whether a cell is connected now.
 pub(crate) fn is_connected(cell: &Cell) -> bool {
     cell.link.control.is_connected()
 }

@@ -38,11 +38,8 @@ const TABLES: [Table; 2] = [Table::StandaloneEnds, Table::StandalonePods];
 /// Ends the pods of an earlier version.
 #[derive(Debug)]
 pub(super) struct FormerPods {
-    /// The store of records.
     pub(super) store: Store,
-    /// The service of CRI.
     pub(super) cri: Arc<CriService>,
-    /// The cells.
     pub(super) cells: Arc<Cells>,
     /// The directory of volumes and logs.
     pub(super) dir: PathBuf,

@@ -8,7 +8,7 @@ use super::host_name;
 
 pub use live_check::LiveReport;
 
-/// A configuration that has no live check.
+/// Reason why a configuration has no live check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoLiveCheck {
     /// The provider makes no calls over a network.

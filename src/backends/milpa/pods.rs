@@ -234,7 +234,6 @@ impl Pods {
         self.read().by_cell.contains_key(cell)
     }
 
-    /// Removes a container.
     pub(crate) fn remove_container(&self, id: &ContainerId) {
         self.change(|cache| cache.remove_container(id));
     }

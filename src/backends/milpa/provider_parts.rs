@@ -1,4 +1,4 @@
-//! The parts of the daemon with which providers are made, at the start and at a reload.
+//! Parts of the daemon that providers are made of, at the start and at a reload.
 
 use std::{num::NonZero, path::PathBuf, sync::Arc, thread::available_parallelism, time::Duration};
 
@@ -17,7 +17,6 @@ use crate::{backends::BackendName, metrics::ApiCalls};
 /// Time limit of the check of a provider that a reload adds.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The parts of the daemon with which providers are made, at the start and at a reload.
 #[derive(Debug)]
 pub(super) struct ProviderParts {
     /// The state directory with links resolved, as in the table of mounts.

@@ -54,19 +54,13 @@ pub(crate) type ContainerKey = (SandboxId, String);
 /// Parts of the daemon that the sync uses.
 #[derive(Debug)]
 pub(crate) struct SyncParts {
-    /// The store of records.
     pub(crate) store: Store,
-    /// The cells.
     pub(crate) cells: Arc<Cells>,
-    /// The images of cells.
     pub(crate) images: Arc<Images>,
-    /// The volumes of cells.
     pub(crate) volumes: Arc<Volumes>,
-    /// The logs of containers.
     pub(crate) logs: Arc<Logs>,
     /// The read model.
     pub(crate) pods: Arc<Pods>,
-    /// The tasks of the backend.
     pub(crate) tasks: Tasks,
     /// Time until an orphaned sandbox is removed.
     pub(crate) claim_timeout: Duration,
@@ -82,9 +76,7 @@ pub(crate) struct CellSync {
     pods: Arc<Pods>,
     tasks: Tasks,
     claim_timeout: Duration,
-    /// Changes of records.
     pub(crate) records: Arc<Records>,
-    /// Logs of containers.
     pub(crate) container_logs: ContainerLogs,
     /// Features of the cells' runtime.
     pub(crate) features: RuntimeFeatures,
@@ -95,7 +87,6 @@ pub(crate) struct CellSync {
     metrics: MetricsSubscription,
     orphans: Orphans,
     rehearsals: Rehearsals,
-    /// The watches of cells.
     watches: Mutex<HashMap<CellId, Watch>>,
     resolver: Resolver,
 }

@@ -51,7 +51,6 @@ impl CellClient {
         Ok(())
     }
 
-    /// Reads a file in the cell.
     pub(crate) fn get_file(
         &self,
         request: GetFileRequest,

@@ -83,7 +83,6 @@ impl CellClient {
         Ok(missing.await?.digests)
     }
 
-    /// Sends a blob to the cell.
     pub(crate) async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Failure> {
         let mut agent = self.agent(MAX_IMAGE_RESPONSE_BYTES);
         let request = with_timeout(PUT_BLOB_TIMEOUT, ReceiverStream::new(parts));

@@ -1,5 +1,5 @@
-//! Index of pods by their annotations: an `ImageStatus` names no pod, but has all of its current
-//! annotations.
+//! Index of pods by their annotations: an `ImageStatus` does not name its pod, but has all current
+//! annotations of the pod.
 
 use std::{
     collections::HashMap,

@@ -18,7 +18,6 @@ pub(crate) struct Termination {
 }
 
 impl Termination {
-    /// Returns the termination by the end of its cell.
     pub(crate) fn cell_lost(why: &str) -> Self {
         Self {
             exit_code: 137,
@@ -59,13 +58,11 @@ impl Termination {
         }
     }
 
-    /// Returns the termination by the stop of its sandbox.
     pub(crate) fn sandbox_stopped() -> Self {
         Self { exit_code: 137, reason: "Error", message: "its sandbox was stopped".to_owned() }
     }
 }
 
-/// Returns the state of a status.
 pub(crate) fn state(status: &store::ContainerStatus) -> cri::ContainerState {
     cri::ContainerState::try_from(status.state).unwrap_or(cri::ContainerState::ContainerUnknown)
 }

@@ -17,11 +17,9 @@ use super::{
 };
 use crate::backends::milpa::clock;
 
-/// A sandbox.
 #[derive(Debug, Clone)]
 pub(crate) struct Sandbox {
     pub(crate) id: SandboxId,
-    /// Its cell.
     pub(crate) cell: CellId,
     /// The pod's `metadata.uid`.
     pub(crate) uid: Arc<str>,
@@ -73,7 +71,6 @@ impl Sandbox {
     }
 }
 
-/// A container.
 #[derive(Debug, Clone)]
 pub(crate) struct Container {
     pub(crate) id: ContainerId,
@@ -105,7 +102,6 @@ impl Container {
         decoded(&self.meta)
     }
 
-    /// Returns its state.
     pub(crate) fn state(&self) -> cri::ContainerState {
         container_state::state(&self.status)
     }
@@ -115,7 +111,6 @@ impl Container {
         Times { created: self.meta().created_unix_nanos, now: clock::now() }
     }
 
-    /// Returns whether it has exited.
     pub(crate) fn exited(&self) -> bool {
         self.state() == cri::ContainerState::ContainerExited
     }

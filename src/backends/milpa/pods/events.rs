@@ -26,7 +26,6 @@ pub(super) const MAX_QUEUED_EVENTS: usize = 1024;
 /// Most bytes of events that wait for a subscriber.
 pub(super) const MAX_QUEUED_BYTES: usize = 8 << 20;
 
-/// The subscribers to events.
 #[derive(Debug, Default)]
 pub(super) struct Subscribers(Vec<Subscriber>);
 

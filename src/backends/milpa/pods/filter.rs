@@ -33,7 +33,6 @@ pub(crate) struct Sandboxes {
 }
 
 impl Sandboxes {
-    /// Returns the filter of `ListPodSandbox`.
     pub(crate) fn of_list(filter: Option<cri::PodSandboxFilter>) -> Self {
         let filter = filter.unwrap_or_default();
         Self {
@@ -43,7 +42,6 @@ impl Sandboxes {
         }
     }
 
-    /// Returns the filter of `ListPodSandboxStats`.
     pub(crate) fn of_stats(filter: Option<cri::PodSandboxStatsFilter>) -> Self {
         let filter = filter.unwrap_or_default();
         Self { id: filter.id, ready: None, labels: filter.label_selector }
@@ -69,14 +67,12 @@ pub(crate) struct Containers {
 }
 
 impl Containers {
-    /// Returns the filter of `ListContainers`.
     pub(crate) fn of_list(filter: Option<cri::ContainerFilter>) -> Self {
         let filter = filter.unwrap_or_default();
         let state = filter.state.map(|state| state.state());
         Self { id: filter.id, sandbox: filter.pod_sandbox_id, state, labels: filter.label_selector }
     }
 
-    /// Returns the filter of `ListContainerStats`.
     pub(crate) fn of_stats(filter: Option<cri::ContainerStatsFilter>) -> Self {
         let filter = filter.unwrap_or_default();
         Self {

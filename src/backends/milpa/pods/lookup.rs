@@ -10,7 +10,6 @@ use super::{Cache, Container, Pods, Sandbox};
 /// An error of a lookup, in the words of containerd.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LookupError {
-    /// No entry has the id.
     #[error("an error occurred when try to find {kind} {id:?}: not found")]
     NotFound {
         /// Sandbox or container.
@@ -42,7 +41,6 @@ impl Pods {
         by_prefix(&self.read().containers, id, "container").cloned()
     }
 
-    /// Returns the containers of a sandbox.
     pub(crate) fn containers_of(&self, sandbox: &SandboxId) -> Vec<Container> {
         let cache = self.read();
         let ids = cache
@@ -53,7 +51,6 @@ impl Pods {
         ids.iter().filter_map(|id| cache.containers.get(id)).cloned().collect()
     }
 
-    /// Returns the sandbox of a cell.
     pub(crate) fn sandbox_of_cell(&self, cell: &CellId) -> Option<Sandbox> {
         let cache = self.read();
         cache.by_cell.get(cell).and_then(|id| cache.sandboxes.get(id)).cloned()
@@ -123,7 +120,6 @@ impl Pods {
         cache.by_uid.values().filter_map(latest).collect()
     }
 
-    /// Returns all sandboxes.
     pub(crate) fn all_sandboxes(&self) -> Vec<Sandbox> {
         self.read().sandboxes.values().cloned().collect()
     }

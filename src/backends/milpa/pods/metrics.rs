@@ -495,7 +495,7 @@ mod tests {
             ("container_memory_failcnt", &[], 3),
             ("container_memory_working_set_bytes", &[], 43),
             ("container_processes", &[], 1),
-            // Described without its label, with a label that it does not have, and not described.
+            // The node describes these without their label, with an absent label, and not at all.
             ("container_fs_usage_bytes", &[("device", "/")], 9),
             ("container_fs_reads_total", &[], 9),
             ("container_sockets", &[], 9),

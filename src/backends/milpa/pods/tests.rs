@@ -278,12 +278,12 @@ fn annotations_find_the_running_pod_after_a_change() {
     assert_eq!(found(&first), Some(one.clone()));
     assert_eq!(found(&HashMap::new()), None);
     assert_eq!(alike(&HashMap::new()), []);
-    // After `kubectl annotate`: the kubelet's own are still this pod's.
+    // After `kubectl annotate`: the kubelet's own annotations still identify the pod.
     let mut annotated = first.clone();
     annotated.insert("more".to_owned(), String::new());
     assert_eq!(found(&annotated), Some(one.clone()));
     assert_eq!(alike(&annotated), []);
-    // After a restart of the kubelet: it may be any pod with the same other annotations.
+    // After a restart of the kubelet: any pod with the same other annotations matches.
     let mut restarted = first.clone();
     restarted.insert("kubernetes.io/config.seen".to_owned(), "another time".to_owned());
     assert_eq!(found(&restarted), None);

@@ -43,7 +43,7 @@ const TABLE: [(&str, Reach); 41] = [
     ("NET_BROADCAST", Reach::Cell),
     ("NET_ADMIN", Reach::Cell),
     ("NET_RAW", Reach::Cell),
-    // Counts for the container's memory limit.
+    // Counts towards the container's memory limit.
     ("IPC_LOCK", Reach::Cell),
     // The cell's IPC namespace.
     ("IPC_OWNER", Reach::Cell),
@@ -133,7 +133,7 @@ mod tests {
 
     /// Verifies R9.
     #[test]
-    fn capability_has_the_reach_that_is_documented() {
+    fn capability_has_the_documented_reach() {
         let contained = [
             "CHOWN",
             "DAC_OVERRIDE",
@@ -176,7 +176,7 @@ mod tests {
 
     /// Verifies R9.
     #[test]
-    fn capability_names_are_taken_in_any_case_with_and_without_prefix() {
+    fn capability_names_are_accepted_in_any_case_with_and_without_prefix() {
         for name in ["NET_ADMIN", "net_admin", "CAP_NET_ADMIN", "cap_net_admin", "Cap_Net_Admin"] {
             assert_eq!(reach(name), Reach::Cell, "{name}");
         }

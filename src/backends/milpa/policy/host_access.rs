@@ -19,7 +19,6 @@ pub(super) enum HostAccess {
 /// The outcome of a request for host access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AccessOutcome {
-    /// The policy refuses it.
     Refused,
     /// The policy grants the cell's own resource, but the provider's cells share the node's. The
     /// reason ends the sentence "..., but ...".

@@ -367,7 +367,7 @@ fn kernel_access_is_decided_by_the_key_of_privileged_containers() {
         ] {
             let refusal = check_container(&rules(with(privileged)), &config).unwrap_err();
             assert!(refusal.0.contains(word) && refusal.0.contains(key), "{refusal}");
-            // A kernel of the cell's own is not the node's.
+            // A cell with its own kernel keeps the container off the node's.
             let machines = Rules { policy: with(privileged), capabilities: MACHINES };
             assert!(check_container(&machines, &config).is_ok(), "{word}");
             assert_eq!(moves_to_node(&machines, &config), None);

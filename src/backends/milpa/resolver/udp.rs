@@ -12,7 +12,6 @@ use tokio::net::UdpSocket;
 
 use super::{Server, message};
 
-/// Port of DNS.
 const DNS_PORT: u16 = 53;
 
 /// Sends a query by UDP and waits for the response without a deadline.
@@ -46,7 +45,7 @@ pub(super) async fn address(server: &Server) -> io::Result<SocketAddr> {
     let Some(address) = server.link_local() else { return Ok((server.address, DNS_PORT).into()) };
     let zone = match server.zone.parse() {
         Ok(number) => number,
-        // Any socket will do.
+        // Any socket works.
         Err(_) => name_to_index(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?, &server.zone)?,
     };
     Ok(SocketAddrV6::new(address, DNS_PORT, 0, zone).into())

@@ -86,7 +86,6 @@ impl File {
         })
     }
 
-    /// Moves records to the quarantine.
     pub(super) fn quarantine(&mut self, table: Table, keys: &[String]) -> Result<(), StoreError> {
         self.write(|transaction| {
             let (mut from, mut to) =

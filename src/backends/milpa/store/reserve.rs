@@ -1,5 +1,5 @@
-//! Preallocated disk space for the store: a pod that fills the disk must not prevent the ends of
-//! other pods from being recorded.
+//! Preallocated disk space for the store: a pod that fills the disk must not keep the daemon from
+//! recording the ends of other pods.
 //!
 //! The store's file gets blocks for all of its length and beyond its end, and grows into them.
 //! Copy-on-write file systems (btrfs, ZFS) allocate new blocks at each write, so that preallocation

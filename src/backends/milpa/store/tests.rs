@@ -83,7 +83,7 @@ async fn rows_have_the_keys_and_lengths_of_all_tables() {
 }
 
 #[tokio::test]
-async fn rows_come_in_parts_that_together_have_each_row_once() {
+async fn rows_in_parts_have_each_row_once() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).await.unwrap();
     let mut batch = Batch::default();

@@ -5,7 +5,6 @@ use super::head::Body;
 /// Longest body that is forwarded, in bytes.
 pub(super) const MAX_BODY_BYTES: u64 = 1 << 20;
 
-/// Rest of a body.
 #[derive(Debug)]
 pub(super) enum BodyRest {
     /// Remaining bytes.

@@ -62,19 +62,14 @@ pub(super) enum StreamError {
     /// The tunnel to the cell failed.
     #[error("the tunnel to the cell")]
     Tunnel(#[from] Failure),
-    /// The head is not HTTP.
     #[error(transparent)]
     Head(#[from] HeadError),
-    /// A deadline passed.
     #[error("{0} was not received in time")]
     TimedOut(&'static str),
-    /// The sender ended early.
     #[error("{0} ended before it was whole")]
     Truncated(&'static str),
-    /// The token is not valid.
     #[error("the token is unknown, was used, or has expired")]
     InvalidToken,
-    /// A limit of streams is reached.
     #[error("{limit} streams of {owner} are open, and no more are allowed")]
     TooManyStreams { limit: usize, owner: &'static str },
     /// A side has closed its direction, and the other sends nothing.
@@ -171,7 +166,6 @@ pub(super) async fn serve(accepted: Accepted) -> Result<(), StreamError> {
     }
 }
 
-/// Progress of a stream.
 #[derive(Debug, Default)]
 struct Progress {
     /// Count of parts with bytes, in both directions.

@@ -14,7 +14,6 @@ pub(super) enum HeadError {
     /// The head exceeds a bound.
     #[error("an HTTP head of more than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} fields")]
     TooLong,
-    /// The head is not HTTP/1.
     #[error("no HTTP/1 head: {0}")]
     Syntax(httparse::Error),
     /// The head is not supported.
@@ -22,7 +21,6 @@ pub(super) enum HeadError {
     Unsupported(&'static str),
 }
 
-/// Head of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RequestHead {
     pub(super) method: String,
@@ -42,7 +40,6 @@ pub(super) enum Body {
     Close,
 }
 
-/// Head of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ResponseHead {
     pub(super) status: u16,

@@ -208,7 +208,7 @@ async fn bytes_are_spliced_both_ways_with_half_close() {
 }
 
 #[tokio::test]
-async fn response_without_upgrade_is_forwarded_alone() {
+async fn response_without_upgrade_is_forwarded_without_later_bytes() {
     let mut scene = Scene::new().await;
     for (answer, forwarded) in [
         (

@@ -22,7 +22,6 @@ const TOKEN_TTL: Duration = Duration::from_secs(60);
 /// Most unused tokens, as in containerd.
 const MAX_UNUSED_TOKENS: usize = 1_000;
 
-/// Route of a token.
 #[derive(Clone)]
 pub(super) struct Route {
     /// Port of the streaming server on the cell's loopback.
@@ -30,7 +29,6 @@ pub(super) struct Route {
     /// Path and query of the cell's URL. Secret, because it contains the token of the cell's
     /// containerd.
     pub(super) target: String,
-    /// Tunnels to the cell.
     pub(super) tunnels: Arc<dyn Tunnels>,
     /// Limit of the cell's streams.
     pub(super) streams: Arc<Semaphore>,

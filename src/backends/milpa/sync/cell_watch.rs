@@ -43,7 +43,8 @@ pub(super) struct Watch {
 }
 
 impl CellSync {
-    /// Watches a cell unless it is watched, and serves its pod's name servers once they are known.
+    /// Watches a cell unless it is watched already, and serves its pod's name servers once they are
+    /// known.
     pub(crate) fn watch(self: &Arc<Self>, id: &CellId) {
         let Some(cell) = self.cells.get(id) else { return };
         let sandbox = self.pods.sandbox_of_cell(id);
@@ -72,7 +73,6 @@ impl CellSync {
         }
     }
 
-    /// Ends the watch of a cell.
     pub(super) fn unwatch(&self, id: &CellId) {
         let watch = self.watches.lock().unwrap_or_else(PoisonError::into_inner).remove(id);
         if let Some(watch) = watch {
@@ -219,7 +219,7 @@ impl CellSync {
         let config = meta.config.unwrap_or_default();
         join_all(living.map(async |container| {
             // After a restart the log is not followed yet, and a container that ended meanwhile
-            // reads EXITED only with its log.
+            // reads EXITED only once its log is complete.
             if container.state() == cri::ContainerState::ContainerRunning {
                 self.follow_log(cell, container).await;
             }

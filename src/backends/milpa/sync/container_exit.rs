@@ -30,7 +30,7 @@ impl CellSync {
     /// Records an exit once, in a task: the exit that the cell has `reported`, or `None` for an
     /// absent container.
     ///
-    /// A reported exit is recorded at once, because the cell may end, or the daemon be killed,
+    /// A reported exit is recorded at once, because the cell may end, or the daemon may be killed,
     /// before log and termination message are on the node.
     pub(super) fn record_exit(
         self: &Arc<Self>,

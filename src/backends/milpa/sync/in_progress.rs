@@ -28,13 +28,11 @@ fn lock<K>(keys: &Mutex<HashSet<K>>) -> MutexGuard<'_, HashSet<K>> {
 }
 
 impl<K: Clone + Eq + Hash> InProgress<K> {
-    /// Begins work on a key.
     pub(crate) fn begin(&self, key: K) -> Work<K> {
         lock(&self.0).insert(key.clone());
         Work { all: Arc::clone(&self.0), key }
     }
 
-    /// Returns whether work on a key is in progress.
     pub(super) fn contains(&self, key: &K) -> bool {
         lock(&self.0).contains(key)
     }

@@ -219,7 +219,6 @@ impl Records {
         Ok(())
     }
 
-    /// Removes the records of a container.
     pub(crate) async fn remove_container(&self, container: &Container) -> Result<(), StoreError> {
         let id = &container.id;
         // Without a sandbox, the container was removed together with its sandbox.

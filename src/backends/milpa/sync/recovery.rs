@@ -1,5 +1,5 @@
-//! Recovery at the start of the daemon: the records of the store, made consistent, become the read
-//! model.
+//! Recovery at the start of the daemon: makes the records of the store consistent, and reads them
+//! into the read model.
 
 use std::collections::{HashMap, HashSet};
 

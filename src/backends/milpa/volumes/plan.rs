@@ -20,7 +20,7 @@ const MAX_PART_BYTES: usize = 256 << 10;
 /// Path in a cell.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct CellPath {
-    /// Directory of the cell that the path is relative to.
+    /// Directory of the cell to which the path is relative.
     pub(super) root: Root,
     pub(super) path: String,
 }

@@ -36,7 +36,6 @@ const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// First pause after a failure; doubled up to [`RESYNC_INTERVAL`].
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
 
-/// Volumes of a pod.
 pub(super) struct PodVolumes {
     cell: CellId,
     files: Mutex<Arc<dyn CellFiles>>,
@@ -50,7 +49,6 @@ pub(super) struct PodVolumes {
 }
 
 impl PodVolumes {
-    /// Creates a pod without volumes.
     pub(super) fn new(cell: CellId, files: Arc<dyn CellFiles>) -> Self {
         Self {
             cell,
@@ -67,7 +65,6 @@ impl PodVolumes {
         *self.files.lock().unwrap_or_else(PoisonError::into_inner) = files;
     }
 
-    /// Returns the files of the cell.
     pub(super) fn files(&self) -> Arc<dyn CellFiles> {
         Arc::clone(&self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }

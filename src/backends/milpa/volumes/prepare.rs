@@ -30,15 +30,12 @@ const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 /// Copies the mounts of a container into its cell.
 #[derive(Debug)]
 pub(super) struct Preparation<'a> {
-    /// Directories of the kubelets.
     pub(super) kubelet_dirs: &'a [PathBuf],
-    /// Policy for node paths.
     pub(super) host_path: HostPath,
     /// UID of the pod.
     pub(super) uid: &'a str,
     /// Name of the container.
     pub(super) container: &'a str,
-    /// Volumes of the pod.
     pub(super) pod: &'a PodVolumes,
 }
 
@@ -295,7 +292,6 @@ impl Preparation<'_> {
     }
 }
 
-/// Reads a file or a tree.
 async fn read(path: &Path, no_follow: bool) -> Result<FileOrTree, Failure> {
     let path = path.to_owned();
     blocking(move || {

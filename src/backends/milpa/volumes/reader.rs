@@ -70,7 +70,6 @@ impl ReadError {
     }
 }
 
-/// File or tree.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum FileOrTree {
     /// A regular file.

@@ -19,7 +19,6 @@ const ATOMIC_PLUGINS: [&str; 4] = [
 /// tokens.
 const IN_MEMORY_PLUGINS: [&str; 2] = ["kubernetes.io~secret", "kubernetes.io~projected"];
 
-/// Plugin of emptyDir.
 const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 
 /// Meaning of a mount's path on the node.
@@ -113,7 +112,6 @@ pub(super) fn volume_path(plugin: &str, name: &str, in_memory: bool) -> CellPath
     }
 }
 
-/// Returns the path of an emptyDir in its cell.
 pub(super) fn empty_dir_path(name: &str, in_memory: bool) -> CellPath {
     volume_path(EMPTY_DIR, name, in_memory)
 }

@@ -378,7 +378,7 @@ async fn replaced_file_never_has_the_nodes_content() {
     let container =
         scene.container(&[&scene.write(VOLUME, "..v1", &[("cpus", "1001"), ("label", "1")])]);
     scene.prepare(&container).await.unwrap();
-    // The content on the node is no reason for another copy.
+    // The node's content does not cause another copy.
     let calls = scene.fake.calls.load(Ordering::SeqCst);
     scene.prepare(&container).await.unwrap();
     assert_eq!(scene.fake.calls.load(Ordering::SeqCst), calls);
@@ -394,7 +394,7 @@ async fn replaced_file_never_has_the_nodes_content() {
         .await;
         let content = |name: &str| scene.fake.get(&format!("{COPY}/{directory}/{name}"));
         assert_eq!((content("cpus"), content("label")), (Some("2".to_owned()), Some(label)));
-        // As of a snapshot that began before the files were known.
+        // As in a snapshot that began before the files were known.
         scene.replaced.clear();
     }
     let contents = scene.fake.contents.lock().unwrap();
