@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{Network, plugin_type, result};
 use crate::{
     cgroup,
-    instance::Known,
+    instance::InstanceRecord,
     network::{DEVICE, Plan},
 };
 
@@ -21,7 +21,7 @@ use crate::{
 /// # Panics
 /// If not.
 pub fn files(bytes: &[u8]) {
-    kept::<Known>(bytes);
+    kept::<InstanceRecord>(bytes);
     kept::<Plan>(bytes);
     cni(bytes);
     mounts(bytes);

@@ -27,19 +27,18 @@ pub(super) const PARENT: &str = "kiyot";
 const BUSY_LIMIT: Duration = Duration::from_secs(10);
 /// The pause before another attempt.
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
-/// Bounds the search for a pod's cgroups in a hierarchy: directories and depth.
+/// Bounds the search for a pod's cgroups in a hierarchy: the directories and the depth.
 const SEARCH_LIMIT: (usize, usize) = (20_000, 6);
-/// Bounds the cgroups below a cell's own that are read for its processes.
+/// Bounds the cgroups below a cell's own that are searched for processes.
 const BENEATH_LIMIT: usize = 20_000;
-/// Bounds the depth of a pod's cgroup: a kubelet's has three levels, and those of its own root.
+/// Bounds the depth of a pod's cgroup. A kubelet's has three levels below the configured root.
 const MAX_DEPTH: usize = 16;
 
 /// A mounted cgroup hierarchy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hierarchy {
-    /// The mount point.
     pub(super) mount: PathBuf,
-    /// The directory of the hierarchy that is mounted there.
+    /// The directory of the hierarchy that is the mount's root.
     root: PathBuf,
     /// The controllers; empty for version 2, `["name=systemd"]` for a hierarchy without
     /// controllers.
@@ -47,8 +46,8 @@ pub(crate) struct Hierarchy {
 }
 
 impl Hierarchy {
-    /// Returns a hierarchy of plain directories, which behave like empty cgroups with regard to
-    /// names and removal.
+    /// Returns a hierarchy of plain directories. For names and removal they behave like empty
+    /// cgroups.
     #[cfg(test)]
     pub(super) fn played(dir: &Path, controllers: &[&str]) -> Self {
         let controllers = controllers.iter().map(|&name| name.to_owned()).collect();
@@ -69,7 +68,7 @@ impl Hierarchy {
         self.mount.join(name(cell))
     }
 
-    /// Returns the directory of a path from `/proc/<pid>/cgroup`.
+    /// Returns the directory of a path that `/proc/<pid>/cgroup` shows.
     fn dir(&self, path: &Path) -> Option<PathBuf> {
         let below = path.strip_prefix(&self.root).ok()?;
         kiyot_linux::tree::beneath(&self.mount, below).ok()
@@ -120,7 +119,7 @@ pub(super) fn name(cell: &str) -> String {
     format!("{PARENT}/{cell}")
 }
 
-/// Returns the path of a `cgroup_parent` beneath a mount point; `None` if it leads elsewhere.
+/// Returns the path of a `cgroup_parent` relative to a mount point; `None` if it leads outside.
 pub(super) fn relative(parent: &str) -> Option<RelPath> {
     let path = RelPath::parse(parent.trim_matches('/')).ok()?;
     (path.as_str().split('/').count() <= MAX_DEPTH).then_some(path)
@@ -148,12 +147,12 @@ pub(super) fn make(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Moves a process into a cell's own cgroup, in the hierarchy that decides membership, creating the
-/// cgroup if needed. An exited process is fine.
+/// Moves a process into a cell's own cgroup, which is created if absent, in the hierarchy that
+/// decides membership. Succeeds if the process has exited.
 pub(super) fn enter(cell: &str, pid: u32) -> io::Result<()> {
     let hierarchies = hierarchies()?;
-    // Prefers the hierarchy by which systemd tracks services. A move takes milliseconds, so a
-    // single hierarchy must do.
+    // Prefers the hierarchy in which systemd tracks services. A single hierarchy must do, because a
+    // move takes milliseconds.
     let is_named = |hierarchy: &&Hierarchy| hierarchy.controllers == ["name=systemd"];
     let hierarchy = hierarchies
         .iter()
@@ -183,11 +182,11 @@ pub(super) fn processes(hierarchies: &[Hierarchy], cell: &str) -> io::Result<BTr
         }
         let Some(procs) = found(fs::File::open(dir.join("cgroup.procs")))? else { continue };
         for line in io::BufReader::new(procs).split(b'\n') {
-            // A cgroup that was removed in between has no processes.
+            // A cgroup that was removed meanwhile has no processes.
             let Some(line) = found(line)? else { break };
             let pid =
                 std::str::from_utf8(&line).ok().and_then(|line| line.trim().parse::<i32>().ok());
-            // Processes outside of this PID namespace read as 0.
+            // A process outside this PID namespace reads as 0.
             pids.extend(pid.filter(|pid| *pid > 0));
         }
         open.extend(children(&dir));
@@ -195,19 +194,20 @@ pub(super) fn processes(hierarchies: &[Hierarchy], cell: &str) -> io::Result<BTr
     Ok(pids)
 }
 
-/// Kills all processes in a cell's own cgroup and below it, where the kernel supports that (version
-/// 2, Linux 5.14).
+/// Kills all processes in a cell's own cgroup and below it, if the kernel can (version 2, Linux
+/// 5.14).
 pub(super) fn kill(hierarchies: &[Hierarchy], cell: &str) {
     for hierarchy in hierarchies.iter().filter(|hierarchy| hierarchy.is_v2()) {
         let file = hierarchy.of_cell(cell).join("cgroup.kill");
-        // Without `cgroup.kill` each process is killed by its PID, like the members elsewhere.
+        // Without `cgroup.kill`, the caller kills each process by its PID.
         if file.exists() {
             let _ = fs::write(file, "1");
         }
     }
 }
 
-/// Copies CPUs and memory nodes from the parent, without which a version 1 cpuset takes no process.
+/// Copies CPUs and memory nodes from the parent: a version 1 cpuset without them accepts no
+/// process.
 pub(super) fn inherit_cpuset(from: &Path, to: &Path) -> io::Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let own = kiyot_linux::tree::own(to, file);
@@ -220,8 +220,8 @@ pub(super) fn inherit_cpuset(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the containers' directories of the lines of a `/proc/<pid>/cgroup`. Names in them may
-/// hold any byte but a newline.
+/// Returns the container directories in the lines of a `/proc/<pid>/cgroup`. Their names may hold
+/// any byte but a newline.
 pub(super) fn container_dirs(hierarchies: &[Hierarchy], text: &[u8]) -> Vec<PathBuf> {
     let dir = |line: &[u8]| {
         let mut fields = line.splitn(3, |byte| *byte == b':').skip(1);
@@ -236,7 +236,7 @@ pub(super) fn container_dirs(hierarchies: &[Hierarchy], text: &[u8]) -> Vec<Path
     text.split(|byte| *byte == b'\n').filter_map(dir).collect()
 }
 
-/// Returns true if a directory is named by a container's id in the form of either of containerd's
+/// Returns whether a directory's name is a container's id, in the form of either of containerd's
 /// cgroup drivers.
 fn is_container(path: &Path) -> bool {
     container_of(path).is_some()
@@ -252,7 +252,7 @@ fn container_of(path: &Path) -> Option<&str> {
     (name.len() == 64 && name.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(name)
 }
 
-/// The containers of an instance, by which their cgroups are found.
+/// The ids by which the cgroups of an instance's containers are found.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Containers {
     /// `metadata.uid` of the pod; empty if unknown.
@@ -262,8 +262,9 @@ pub(super) struct Containers {
 }
 
 impl Containers {
-    /// Returns their cgroups in a pod's `cgroup_parent`, with their parent beneath a slice. `None`
-    /// if that is no directory of their own, where the containers' cgroups may be anywhere.
+    /// Returns the containers' cgroups in a pod's `cgroup_parent`, and their parent
+    /// [`CGROUP_BENEATH_SLICE`] if that exists. Returns `None` if `cgroup_parent` names no
+    /// directory below a mount point: the cgroups may then be anywhere.
     pub(super) fn within(
         &self,
         hierarchies: &[Hierarchy],
@@ -277,7 +278,7 @@ impl Containers {
         Some(found)
     }
 
-    /// Returns their cgroups anywhere, as [`Self::within`] does.
+    /// Returns the containers' cgroups at any place, as [`Self::within`] does.
     pub(super) fn anywhere(&self, hierarchies: &[Hierarchy]) -> BTreeSet<PathBuf> {
         let mut found = BTreeSet::new();
         if self.pod_uid.is_empty() && self.ids.is_empty() {
@@ -302,8 +303,8 @@ impl Containers {
         found
     }
 
-    /// Adds those in a parent's directory. In the pod's own all are the instance's: a pod in a cell
-    /// has no containers but the cell's.
+    /// Adds the cgroups in a parent's directory. All cgroups in the pod's own directory are the
+    /// instance's, because a pod in a cell has no other containers.
     fn collect(&self, parent: &Path, found: &mut BTreeSet<PathBuf>) {
         let of_pod = self.is_pod(parent);
         let is_own = |dir: &PathBuf| if of_pod { is_container(dir) } else { self.has(dir) };
@@ -316,7 +317,7 @@ impl Containers {
         container_of(dir).is_some_and(|id| self.ids.contains(id))
     }
 
-    /// Returns true if a directory has the name of the pod's cgroup, with either cgroup driver.
+    /// Returns whether a directory has the name of the pod's cgroup, with either cgroup driver.
     fn is_pod(&self, dir: &Path) -> bool {
         let uid = &self.pod_uid;
         let Some(name) = dir.file_name().and_then(OsStr::to_str) else { return false };
@@ -325,7 +326,7 @@ impl Containers {
     }
 }
 
-/// Returns the cgroups of a cgroup.
+/// Returns the child cgroups of a cgroup.
 pub(super) fn children(dir: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries
@@ -345,15 +346,15 @@ pub(super) fn thaw(hierarchies: &[Hierarchy], cell: &str, containers: &BTreeSet<
             .chain([own])
             .collect();
         while let Some(dir) = open.pop() {
-            // An absent or unfrozen cgroup is fine.
+            // An absent or unfrozen cgroup needs no thaw.
             let _ = fs::write(dir.join("freezer.state"), "THAWED");
             open.extend(children(&dir));
         }
     }
 }
 
-/// Thaws the cell's own cgroup of version 2, so that programs can run in it. A cell without such a
-/// cgroup is fine.
+/// Thaws the cell's own cgroup of version 2, so that programs can run in it. Succeeds if the cell
+/// has no such cgroup.
 pub(super) fn thaw_own(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
     for hierarchy in hierarchies.iter().filter(|hierarchy| hierarchy.is_v2()) {
         let file = hierarchy.of_cell(cell).join("cgroup.freeze");
@@ -365,20 +366,20 @@ pub(super) fn thaw_own(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> 
     Ok(())
 }
 
-/// Removes a cell's own cgroup in each hierarchy, and their parent with the last.
+/// Removes a cell's own cgroup in each hierarchy, and the parent of all cells with the last cell.
 pub(super) fn remove(hierarchies: &[Hierarchy], cell: &str) -> io::Result<()> {
     for hierarchy in hierarchies {
         remove_tree(&hierarchy.of_cell(cell), BUSY_LIMIT)?;
-        // Other cells may be in it.
+        // Fails while the parent has other cells.
         let _ = fs::remove_dir(hierarchy.mount.join(PARENT));
     }
     Ok(())
 }
 
-/// Removes the cgroups of a cell's containers, unless they have new processes, and then their
+/// Removes the cgroups of a cell's containers, unless they have new processes. Then removes their
 /// parent beneath the pod's slice, unless it has other containers.
 pub(super) fn remove_containers(containers: &BTreeSet<PathBuf>) -> io::Result<()> {
-    // The deepest first.
+    // Deepest first.
     for dir in containers.iter().rev() {
         if dir.ends_with(CGROUP_BENEATH_SLICE) {
             let _ = fs::remove_dir(dir);
@@ -394,8 +395,9 @@ pub(super) fn remove_containers(containers: &BTreeSet<PathBuf>) -> io::Result<()
     Ok(())
 }
 
-/// Removes the deepest first. A cgroup stays busy for a moment after its last process has exited.
-/// The pod chooses the depth: a path may be longer than the kernel's limit.
+/// Removes a cgroup and its descendants, deepest first. A cgroup stays busy for a moment after its
+/// last process has exited. The pod chooses the depth, so that a path may exceed the kernel's
+/// limit.
 fn remove_tree(dir: &Path, limit: Duration) -> io::Result<()> {
     let mut deadline = Instant::now() + limit;
     loop {
@@ -425,8 +427,7 @@ fn remove_tree(dir: &Path, limit: Duration) -> io::Result<()> {
     }
 }
 
-/// Removes the cgroups below a cgroup until a removal meets a busy cgroup. Returns true if any was
-/// removed.
+/// Removes the cgroups below a cgroup until it meets a busy cgroup. Returns whether it removed any.
 fn remove_beneath(top: OwnedFd) -> Result<bool, Errno> {
     let (mut current, mut depth, mut removed) = (top, 0_usize, false);
     loop {

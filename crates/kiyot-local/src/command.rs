@@ -1,9 +1,9 @@
-//! Short programs of the provider, bounded in time and output.
+//! Short programs of the provider, with bounds on time and output.
 //!
-//! Programs that a killed daemon left running are found by the cell's cgroup, which a program
-//! enters before it gets its input. Therefore a program that changes anything must take its
-//! instructions from its input (`ip -batch -`, `iptables-restore`, CNI plugins): if the daemon is
-//! killed before, the input ends and nothing is changed.
+//! A program enters the cell's cgroup before it gets its input, so that the next daemon finds
+//! programs that a killed daemon left running. Therefore a program that changes anything must take
+//! its instructions from its input (`ip -batch -`, `iptables-restore`, CNI plugins): if the daemon
+//! is killed before, the input ends and nothing is changed.
 
 use std::{
     ffi::OsStr,
@@ -31,7 +31,7 @@ use crate::cgroup;
 const LIMIT: Duration = Duration::from_secs(30);
 /// Bounds a program's stdout, in bytes.
 const OUTPUT_LIMIT: u64 = 1024 * 1024;
-/// Bounds the part of a program's stderr that is kept, in bytes.
+/// Bounds the kept part of a program's stderr, in bytes.
 const ERROR_LIMIT: u64 = 16 * 1024;
 
 /// Time from the exit of a program until it is reaped.
@@ -57,8 +57,8 @@ pub(crate) enum CommandError {
         #[source]
         source: std::io::Error,
     },
-    /// An argument that `ip` would split or drop.
-    #[error("{0:?} is no argument of ip; allowed are letters, digits and any of -_.:/@%")]
+    /// `ip` would split or drop an argument.
+    #[error("argument of ip {0:?}: would be split or dropped; allowed: letters, digits, -_.:/@%")]
     Word(String),
     /// The program exceeded its run time and was killed.
     #[error("{program} did not end within {seconds} s and was killed")]
@@ -90,8 +90,8 @@ impl Drop for Group {
     }
 }
 
-/// Runs a program and returns its exit. With an instance's directory, the program gets its input
-/// once it is in the cell's cgroup.
+/// Runs a program and returns its exit. If `instance` is an instance's directory, the program gets
+/// its input only once it is in the cell's cgroup.
 pub(crate) async fn run(
     program: &Path,
     arguments: &[&OsStr],
@@ -138,7 +138,7 @@ async fn run_within(
     }
     let writing = async {
         if let Some(mut stdin) = stdin {
-            // A program that does not read its input explains that by its exit.
+            // A program that does not read its input explains this by its exit.
             let _broken_pipe = stdin.write_all(input).await;
         }
     };
@@ -181,9 +181,9 @@ async fn run_within(
     Ok(ended)
 }
 
-/// Waits until a child has exited, and returns its status without reaping it: the kernel then
-/// removes the process from `/proc`, and turns in a loop until the threads that exited before it
-/// have removed themselves. On a busy machine these wait for the same processor, so that the loop
+/// Waits until a child has exited, and returns its status without reaping it. Reaping removes the
+/// process from `/proc`, for which the kernel spins until the threads that exited earlier have
+/// removed themselves. On a busy machine these threads wait for the same processor, and the loop
 /// lasts for milliseconds.
 async fn exit_of(child: &mut Child) -> io::Result<ExitStatus> {
     let Some(pid) = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)) else {
@@ -192,7 +192,7 @@ async fn exit_of(child: &mut Child) -> io::Result<ExitStatus> {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     let waiting = spawn_blocking(move || retry_on_intr(|| waitid(WaitId::Pid(pid), options)));
     let status = waiting.await.map_err(io::Error::other)??;
-    let status = status.ok_or_else(|| io::Error::other("a process that ended has no status"))?;
+    let status = status.ok_or_else(|| io::Error::other("a process ended without a status"))?;
     let raw = match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => code << EXIT_CODE_SHIFT,
         (None, Some(signal)) => signal,
@@ -201,8 +201,8 @@ async fn exit_of(child: &mut Child) -> io::Result<ExitStatus> {
     Ok(ExitStatus::from_raw(raw))
 }
 
-/// Runs `ip -batch` with these lines for an instance, in the named network namespace or in the
-/// daemon's, up to the first error.
+/// Runs `ip -batch` with these lines for an instance, up to the first error. It runs in the network
+/// namespace with this name, or else in the daemon's.
 pub(crate) async fn ip(
     netns: Option<&str>,
     lines: &[&[&str]],

@@ -1,17 +1,16 @@
-//! The kernel's limit of inotify instances, which the agents and shims of all netns cells share:
-//! they are the same user, as the kernel counts.
+//! The kernel's limit of inotify instances for a user. The agents and shims of all netns cells
+//! share it, because to the kernel they are the same user.
 
 use std::fs;
 
-/// The limit of a user.
 const FILE: &str = "/proc/sys/fs/inotify/max_user_instances";
-/// Instances of the node's own programs, such as systemd, the kubelet and its containerd.
+/// The instances of the node's own programs, such as systemd, the kubelet and its containerd.
 const OF_NODE: usize = 128;
-/// Instances of a cell: of its agent, of its containerd, and with cgroup version 2 of the shim for
-/// the sandbox and for a container.
+/// The instances of a cell: of its agent, of its containerd, and with cgroup version 2 of the shims
+/// for the sandbox and for a container.
 const OF_CELL: usize = 4;
 
-/// Warns if the limit is too low for so many cells.
+/// Warns if the limit is too low for `max_cells` cells.
 pub(crate) fn check(max_cells: usize) {
     // A kernel without inotify has no limit.
     let Ok(content) = fs::read_to_string(FILE) else { return };
@@ -38,7 +37,7 @@ mod tests {
 
     /// Verifies C9.
     #[test]
-    fn low_limit_is_reported_with_the_needed() {
+    fn low_limit_is_reported_with_the_needed_limit() {
         let log = CapturedLog::start();
         warn_if_low(1128, 250);
         assert_eq!(log.lines(), Vec::<String>::new());

@@ -1,4 +1,4 @@
-//! The directory of an instance: created first, removed last.
+//! The directory of an instance, which is created first and removed last.
 
 use std::{
     collections::BTreeSet,
@@ -23,14 +23,14 @@ use crate::{
     shortage::{found, is_shortage},
 };
 
-/// The directory in which the CRI plugin of the cell's containerd has a directory per container.
+/// The CRI plugin's directory in the cell's containerd, with a directory for each container.
 const CRI_ROOT: &str = "containerd/io.containerd.grpc.v1.cri";
-/// The directory of the names of network namespaces, as `ip netns` knows it.
+/// The directory with the names of network namespaces (`ip netns`).
 const NETNS_DIR: &str = "/run/netns";
 /// Bounds the returned part of a console, in bytes.
 const CONSOLE_TAIL: u64 = 16 * 1024;
 
-/// The directory of one instance.
+/// The directory of an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Home {
     dir: PathBuf,
@@ -39,43 +39,43 @@ pub(crate) struct Home {
 
 /// The content of an instance's `instance.json`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Known {
+pub(super) struct InstanceRecord {
     /// The digest of the launch's token.
     pub(super) token_sha256: String,
-    /// The node's boot id at the launch: PIDs have no meaning after a reboot.
+    /// The node's boot id at the launch. After a reboot, PIDs have no meaning.
     pub(super) boot_id: String,
-    /// `kiyot-cell launch`.
+    /// The process `kiyot-cell launch`.
     pub(super) launcher: Option<Identity>,
-    /// The instance type; empty if the provider has only one.
+    /// The instance type; empty for the provider's default type.
     #[serde(default)]
     pub(super) instance_type: String,
-    /// The cgroups of its containers, recorded at its end.
+    /// The cgroups of the instance's containers, recorded when it ends.
     #[serde(default)]
     pub(super) cgroups: BTreeSet<PathBuf>,
-    /// The pod of its network: its address must be found even if `network.json` can't be read.
+    /// The pod of the network. The network's address must be found even if `network.json` can't be
+    /// read.
     #[serde(default)]
     pub(super) attachment: Option<Attachment>,
-    /// The `cgroup_parent` of the pod whose CPU weight it has; empty without one.
+    /// The `cgroup_parent` of the pod whose CPU weight the instance has; empty without a pod.
     #[serde(default)]
     pub(super) weight_of: String,
-    /// True if the record exists and can't be read: its cgroup must say if the instance runs.
+    /// True if the record exists but can't be read. The cgroup then shows if the instance runs.
     #[serde(skip)]
     pub(super) is_unreadable: bool,
 }
 
-/// The process of an instance, as its record says.
+/// The process of an instance, by its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Launcher {
     /// No process was started after the last boot.
     None,
-    /// This process.
+    /// The instance's process.
     Process(Identity),
     /// The record can't be read, which proves nothing.
     Unknown,
 }
 
-impl Known {
-    /// Returns the process of the instance.
+impl InstanceRecord {
     pub(super) fn launcher(&self) -> Launcher {
         match self.launcher {
             _ if self.is_unreadable => Launcher::Unknown,
@@ -86,8 +86,8 @@ impl Known {
 }
 
 impl Launcher {
-    /// Returns true while the instance of a cell runs. Where the record does not say so, the cell's
-    /// cgroup does.
+    /// Returns whether the instance of a cell runs. The cell's cgroup decides if the record can't
+    /// be read.
     pub(super) fn runs(self, cell: &CellId) -> io::Result<bool> {
         match self {
             Self::None => Ok(false),
@@ -192,28 +192,30 @@ impl Home {
                 }
             }
             Ok(()) => return Ok(()),
-            // It may exist already.
+            // The directory may already exist.
             Err(_) => {}
         }
         builder.recursive(true).create(&self.dir)
     }
 
-    /// Returns the instance's record, which is empty if it is unfinished or unreadable. An error if
-    /// the daemon lacks the resources to read it.
-    pub(super) fn known(&self) -> io::Result<Known> {
+    /// Returns the instance's record, which is empty if the file is absent or unreadable. Returns
+    /// an error if the daemon lacks the resources to read it.
+    pub(super) fn known(&self) -> io::Result<InstanceRecord> {
         let read = match fs::read(self.known_file()) {
             Ok(content) => serde_json::from_slice(&content).map_err(io::Error::other),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Known::default()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(InstanceRecord::default());
+            }
             Err(error) if is_shortage(&error) => return Err(error),
             Err(error) => Err(error),
         };
         Ok(read.unwrap_or_else(|error| {
             tracing::error!(cell = %self.cell, %error, "instance record unreadable");
-            Known { is_unreadable: true, ..Known::default() }
+            InstanceRecord { is_unreadable: true, ..InstanceRecord::default() }
         }))
     }
 
-    pub(super) fn keep(&self, known: &Known) -> Result<(), ProviderError> {
+    pub(super) fn keep(&self, known: &InstanceRecord) -> Result<(), ProviderError> {
         self.write_json(&self.known_file(), known)
     }
 
@@ -236,13 +238,13 @@ impl Home {
             .open(&draft)
             .map_err(failed)?;
         file.write_all(&content).map_err(failed)?;
-        // State that outlives a reboot (a plugin's addresses) must be found after a power failure,
+        // A plugin's addresses outlive a reboot, so that the record must survive a power failure,
         // too.
         file.sync_data().map_err(failed)?;
         fs::rename(&draft, path).map_err(failed)
     }
 
-    /// Returns the path of the console file.
+    /// Opens the console file for appending.
     pub(super) fn open_console(&self) -> io::Result<fs::File> {
         OpenOptions::new().append(true).create(true).mode(0o600).open(self.console_file())
     }
@@ -270,10 +272,10 @@ impl Home {
     }
 }
 
-/// Tells ext4 that the directories in this one have nothing to do with each other (chattr(1), `T`):
-/// it then spreads them over its block groups. In one group, a cell's files would be placed behind
-/// the inodes of all cells that ended lately, which a file system without a journal steps over one
-/// by one. Other file systems refuse.
+/// Tells ext4 to spread the directories in this one over its block groups, because they are
+/// unrelated (chattr(1), `T`). In a common group, a cell's files would be placed behind the inodes
+/// of all cells that ended lately, and a file system without a journal would step over these one by
+/// one. Other file systems refuse the flag.
 fn spread_directories(dir: &Path) {
     let set = fs::File::open(dir).and_then(|dir| {
         let flags = ioctl_getflags(&dir)?;
@@ -299,8 +301,8 @@ mod tests {
         home.make().unwrap();
         home.make().unwrap();
         assert_eq!(fs::metadata(home.dir()).unwrap().permissions().mode() & 0o777, 0o700);
-        assert_eq!(home.known().unwrap(), Known::default());
-        let known = Known {
+        assert_eq!(home.known().unwrap(), InstanceRecord::default());
+        let known = InstanceRecord {
             token_sha256: "t".into(),
             boot_id: "b".into(),
             launcher: Some(Identity { pid: 7, start: 9 }),

@@ -1,9 +1,9 @@
-//! Instances on this node, as the providers `netns` and `qemu` make them.
+//! Instances on this node, for the providers `netns` and `qemu`.
 //!
 //! A local instance is a launcher process with its descendants, in a cgroup and a network namespace
-//! of the cell; its id is the cell's id. Everything that is known of it is in its directory: see
-//! `instance`. A provider adds the files that its launcher reads, and what it does once the network
-//! of the pod is attached.
+//! of the cell. Its id is the cell's id. The instance's directory has all records of it: see
+//! `instance`. A provider adds the files that its launcher reads, and the steps that follow the
+//! attachment of the pod's network.
 
 use std::{
     collections::HashMap,
@@ -61,15 +61,14 @@ pub use network::remote::Forwarding;
 pub use pause_image::PauseImage;
 pub use registry_config::RegistryConfig;
 
-use instance::Known;
+use instance::InstanceRecord;
 use listing::{Listed, Listing};
 use network::{Networks, bridge::Bridge, namespace};
 use process::Identity;
 use removal::Removal;
 
-/// The path of the cells' program, if it is not beside the daemon's.
+/// The packaged path of the cells' program, used if no such file is beside the daemon's program.
 const CELL_BINARY: &str = "/usr/libexec/kiyot/kiyot-cell";
-/// The file name of the cells' program.
 const CELL_NAME: &str = "kiyot-cell";
 /// The zone of all local offerings.
 const ZONE: &str = "node";
@@ -79,9 +78,9 @@ const ZONE: &str = "node";
 pub(crate) struct Instances {
     /// The parent of the instances' directories.
     cells: PathBuf,
-    /// The cells' program, which has the launchers.
+    /// The cells' program, whose subcommands are the launchers.
     pub(crate) program: PathBuf,
-    /// The instance type of records without one.
+    /// The default type, for records that name no instance type.
     default_type: &'static str,
     networks: Networks,
     listing: Arc<Listing>,
@@ -90,14 +89,14 @@ pub(crate) struct Instances {
     busy: Mutex<HashMap<CellId, Arc<AsyncMutex<()>>>>,
 }
 
-/// The exclusive use of an instance.
+/// Exclusive use of an instance.
 #[derive(Debug)]
 pub(crate) struct Alone {
     home: Home,
     _guard: OwnedMutexGuard<()>,
 }
 
-/// A launch whose directory exists and whose files are the provider's to write.
+/// A launch that has a directory, in which the provider writes its files.
 #[derive(Debug)]
 pub(crate) struct Draft {
     alone: Alone,
@@ -107,14 +106,14 @@ pub(crate) struct Draft {
 /// The state of a launch.
 #[derive(Debug)]
 pub(crate) enum Launch {
-    /// The instance of this token runs.
+    /// An instance with the launch's token runs.
     Running(Instance),
-    /// The instance is to be made.
+    /// The provider makes the instance from this draft.
     New(Draft),
 }
 
-/// Returns the node's boot id, which changes at each boot; empty if the kernel has none. Read once:
-/// later there may be no free file descriptor to read it.
+/// Returns the node's boot id, which changes at each boot; empty if the kernel has no boot id. The
+/// file is read once, because later the daemon may have no free file descriptor.
 pub fn boot_id() -> String {
     static READ: OnceLock<String> = OnceLock::new();
     READ.get_or_init(|| {
@@ -126,14 +125,12 @@ pub fn boot_id() -> String {
 }
 
 impl Alone {
-    /// Returns the directory of the instance.
     pub(crate) fn home(&self) -> &Home {
         &self.home
     }
 }
 
 impl Draft {
-    /// Returns the directory of the instance.
     pub(crate) fn home(&self) -> &Home {
         &self.alone.home
     }
@@ -175,8 +172,8 @@ impl Instances {
         }
     }
 
-    /// Returns the directory of an instance. The id of another provider is an error, which proves
-    /// nothing.
+    /// Returns the directory of an instance. An id of another provider is an error, not a proof of
+    /// absence.
     fn home(&self, instance: &InstanceId) -> Result<Home, ProviderError> {
         let cell = CellId::parse(&instance.0).map_err(|error| {
             let doing = format!("look up instance {instance}, which is not on this node");
@@ -230,13 +227,13 @@ impl Instances {
         Ok(Launch::New(Draft { alone, token_sha256 }))
     }
 
-    /// Removes what a launch that is refused has made.
+    /// Removes the files of a refused launch.
     pub(crate) async fn discard(&self, draft: Draft) -> Result<(), ProviderError> {
         sweep::sweep(self, draft.home()).await
     }
 
-    /// Creates the instance of a launch: its cgroup with its limits, its network namespace and its
-    /// launcher, which is a subcommand of the cells' program.
+    /// Creates the instance of a launch: its cgroup with its limits, its network namespace, and its
+    /// launcher, a subcommand of the cells' program.
     pub(crate) async fn start(
         &self,
         draft: Draft,
@@ -261,21 +258,21 @@ impl Instances {
             instance_type.to_owned()
         };
         let instance = self.instance_of(home, &instance_type, InstanceState::Running);
-        home.keep(&Known {
+        home.keep(&InstanceRecord {
             token_sha256: draft.token_sha256.clone(),
             boot_id: boot_id(),
             launcher,
             instance_type,
-            ..Known::default()
+            ..InstanceRecord::default()
         })?;
-        // The launcher waits for this, so that it has no effect before it is recorded. If it has
-        // exited, the list of instances shows it.
+        // The launcher waits for this, so that it has no effect before it is recorded. If the
+        // launcher has exited, the list of instances shows it.
         let _ = (&go).write_all(GO);
         Ok(instance)
     }
 
-    /// Starts a launcher, which waits for [`GO`] from the returned pipe. It outlives the daemon,
-    /// unless the pipe closes before.
+    /// Starts a launcher, which waits for [`GO`] from the returned pipe. After [`GO`] it outlives
+    /// the daemon; if the pipe closes earlier, it exits.
     fn spawn(
         &self,
         home: &Home,
@@ -301,7 +298,7 @@ impl Instances {
         command.current_dir("/").process_group(0);
         let (gate, go) = io::pipe().map_err(failed)?;
         command.stdin(gate).stdout(console.try_clone().map_err(failed)?).stderr(console);
-        // The dropped child is reaped by the runtime.
+        // The runtime reaps the dropped child.
         let child = command.kill_on_drop(false).spawn().map_err(failed)?;
         let launcher = child
             .id()
@@ -311,7 +308,8 @@ impl Instances {
         Ok((launcher, go))
     }
 
-    /// Attaches an instance to the network of a pod. Returns its exclusive use and its addresses.
+    /// Attaches an instance to a pod's network. Returns exclusive use of the instance, and its
+    /// addresses.
     pub(crate) async fn attach(
         &self,
         instance: &InstanceId,
@@ -329,8 +327,9 @@ impl Instances {
         Ok((alone, addresses))
     }
 
-    /// Gives the processes of an instance the CPU weight that the kubelet gave the cgroup of its
-    /// pod. Each [`Instances::list`] follows its changes. Without it the pod runs too.
+    /// Gives the processes of an instance the CPU weight that the kubelet set on the pod's cgroup.
+    /// Each [`Instances::list`] copies later changes of this weight. A failure is logged; the pod
+    /// runs without the weight.
     pub(crate) async fn inherit_weight(&self, alone: &Alone, cgroup_parent: &str) {
         let (home, parent) = (alone.home().clone(), cgroup_parent.to_owned());
         let inherited = spawn_blocking(move || {
@@ -339,7 +338,7 @@ impl Instances {
             if known.is_unreadable || known.weight_of == parent {
                 return Ok(());
             }
-            home.keep(&Known { weight_of: parent, ..known }).map_err(io::Error::other)
+            home.keep(&InstanceRecord { weight_of: parent, ..known }).map_err(io::Error::other)
         });
         if let Err(error) = inherited.await.map_err(io::Error::other).flatten() {
             let cell = alone.home().cell();
@@ -366,8 +365,8 @@ impl Instances {
             .collect())
     }
 
-    /// Returns the sizes of all instances that run, with the memory that their processes have
-    /// touched, in bytes. Blocking.
+    /// Returns the instance types of all running instances, with the resident memory of their
+    /// processes, in bytes. Blocking.
     pub(crate) fn resident(&self) -> io::Result<Vec<(CellId, String, u64)>> {
         let hierarchies = cgroup::hierarchies()?;
         let listed = self.listing.list(&self.cells)?;
@@ -401,7 +400,7 @@ impl Instances {
         }
     }
 
-    /// Ends instances and removes everything that they held.
+    /// Ends instances and removes all their resources.
     pub(crate) async fn terminate(&self, instances: &[InstanceId]) -> Terminations {
         let mut outcomes = Terminations::new();
         for instance in instances {
@@ -425,8 +424,8 @@ impl Instances {
         })
     }
 
-    /// Checks whether a launch can succeed with these programs beside its own; the error names what
-    /// is missing.
+    /// Checks whether a launch can succeed with these programs and the provider's own. The error
+    /// names a missing part.
     pub(crate) fn check(&self, programs: &[&Path]) -> Result<(), ProviderError> {
         for program in [&*self.program, Path::new("ip")].iter().chain(programs) {
             if path_of(program).is_none() {
@@ -439,7 +438,7 @@ impl Instances {
         self.networks.check()
     }
 
-    /// Returns an instance. A record of its own is not needed: its id is the cell's.
+    /// Returns an instance. It needs no record, because its id is the cell's.
     fn instance_of(&self, home: &Home, instance_type: &str, state: InstanceState) -> Instance {
         let instance_type =
             if instance_type.is_empty() { self.default_type } else { instance_type };
@@ -448,8 +447,8 @@ impl Instances {
     }
 }
 
-/// Gives instances the CPU weights that the kubelet has given the cgroups of their pods since: it
-/// resizes a pod without a word to the runtime. Blocking.
+/// Copies the current CPU weights of the pods' cgroups to the instances: the kubelet resizes a pod
+/// without a call to the runtime. Blocking.
 fn follow_weights(listed: &[Listed]) {
     let weighed = || {
         let running = listed.iter().filter(|it| it.state.is_alive() && !it.weight_of.is_empty());
@@ -461,7 +460,7 @@ fn follow_weights(listed: &[Listed]) {
     let followed = cgroup::hierarchies()
         .and_then(|hierarchies| limits::inherit_weights(&hierarchies, weighed()));
     if let Err(error) = followed {
-        // At each list again: a warning would fill the log.
+        // Not a warning: each list would log it again.
         tracing::debug!(%error, "CPU weights of cells not read");
     }
 }
@@ -484,7 +483,7 @@ fn making(home: &Home) -> String {
 }
 
 fn not_found(doing: &str, home: &Home) -> ProviderError {
-    let doing = format!("{doing} {}: there is no such instance", home.cell());
+    let doing = format!("{doing} {}: no such instance", home.cell());
     ProviderError::without_cause(ErrorClass::NotFound, doing)
 }
 
@@ -497,7 +496,8 @@ pub fn found_program() -> PathBuf {
     beside.unwrap_or_else(|| CELL_BINARY.into())
 }
 
-/// Returns the path of a program: itself, or that of a name on PATH; `None` if there is no file.
+/// Returns the path of a program, which is looked up on PATH if it is a plain name; `None` if there
+/// is no such file.
 pub(crate) fn path_of(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return program.is_file().then(|| program.to_owned());

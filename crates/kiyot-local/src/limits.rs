@@ -1,5 +1,5 @@
-//! Limits and weight of a cell's own processes, which bound what a virtual machine that takes over
-//! its process can take from the node.
+//! Limits and weight of a cell's own processes. They bound the node's resources
+//! that a guest gets if it takes over its QEMU.
 
 use std::{fs, io, path::Path};
 
@@ -19,12 +19,13 @@ pub(crate) struct Limits {
     pub(crate) pids: u64,
 }
 
-/// The file in which a version of cgroups has the weight of a cgroup among its siblings.
+/// The file of a version of cgroups with a cgroup's weight among its siblings.
 #[derive(Debug, Clone, Copy)]
 struct WeightFile {
     name: &'static str,
-    /// The weight of a tenth of a processor in the kubelet's conversion (`MilliCPUToShares`,
-    /// `CPUSharesToCPUWeight`). A machine that gets no time at all on a busy node reads lost.
+    /// The weight of a tenth of a processor, by the kubelet's conversion (`MilliCPUToShares`,
+    /// `CPUSharesToCPUWeight`). With less, a machine on a busy node would get no time and look
+    /// lost.
     least: u64,
     most: u64,
 }
@@ -34,8 +35,8 @@ const SHARES: WeightFile = WeightFile { name: "cpu.shares", least: 102, most: 1 
 /// The file of version 2.
 const WEIGHT: WeightFile = WeightFile { name: "cpu.weight", least: 4, most: 10_000 };
 
-/// Limits the processes in a cell's own cgroup. Where the node has no controller for a limit, there
-/// is none.
+/// Limits the processes in a cell's own cgroup. A limit without a controller on the node is
+/// skipped.
 pub(super) fn set(hierarchies: &[Hierarchy], cell: &str, limits: Limits) -> io::Result<()> {
     for (controller, v1_file, v2_file, value) in [
         ("memory", "memory.limit_in_bytes", "memory.max", limits.memory_bytes),
@@ -53,10 +54,12 @@ pub(super) fn set(hierarchies: &[Hierarchy], cell: &str, limits: Limits) -> io::
     Ok(())
 }
 
-/// Gives the cgroups of cells the CPU weights that the kubelet gave those of their pods, by their
-/// `cgroup_parent`, and the parent of all cells the sum of theirs, with which they compete with the
-/// pods on the node and the system: at most the weight that the kubelet gave the cgroup of all
-/// pods, which is the machine's. Without a cgroup of the pod, a cell keeps its weight.
+/// Gives each cell's cgroup the CPU weight that the kubelet gave the cgroup of its pod
+/// (`cgroup_parent`). A cell whose pod has no cgroup keeps its weight.
+///
+/// The parent of all cells gets the sum of their weights, with which it competes with the pods on
+/// the node and with the system. The sum is at most the weight of the cgroup of all pods, which the
+/// kubelet sets for the whole machine.
 pub(super) fn inherit_weights<'a>(
     hierarchies: &[Hierarchy],
     pods: impl IntoIterator<Item = (&'a str, &'a str)> + Clone,
@@ -83,8 +86,8 @@ pub(super) fn inherit_weights<'a>(
     Ok(())
 }
 
-/// Returns the weight of the cgroup of all pods, which is at the top of a pod's path; `None` if it
-/// is absent.
+/// Returns the weight of the cgroup of all pods, which is the first part of a pod's path; `None` if
+/// that cgroup is absent.
 fn weight_of_all(
     pod: &RelPath,
     hierarchy: &Hierarchy,
@@ -94,7 +97,7 @@ fn weight_of_all(
     read(&beneath(&hierarchy.mount, top)?, file)
 }
 
-/// Lowers the weight of the parent of all cells after the removal of one.
+/// Lowers the weight of the parent of all cells after the removal of a cell.
 pub(super) fn lower_parent(hierarchy: &Hierarchy) -> io::Result<()> {
     let file = if hierarchy.is_v2() { WEIGHT } else { SHARES };
     let parent = hierarchy.mount.join(PARENT);
@@ -105,7 +108,7 @@ pub(super) fn lower_parent(hierarchy: &Hierarchy) -> io::Result<()> {
     }
 }
 
-/// Returns the sum of the weights of all cells; `None` if none has a weight.
+/// Returns the sum of the weights of all cells; `None` if no cell has a weight.
 fn sum_of_cells(hierarchy: &Hierarchy, file: WeightFile) -> io::Result<Option<u64>> {
     let mut sum = None;
     for cell in cgroup::children(&hierarchy.mount.join(PARENT)) {
@@ -131,8 +134,8 @@ fn read(dir: &Path, file: WeightFile) -> io::Result<Option<u64>> {
     Ok(text.and_then(|text| text.trim().parse().ok()))
 }
 
-/// Has the cgroups below a directory of version 2 get a controller. Returns false if the directory
-/// has none to give: systemd decides that at the root.
+/// Passes a controller on to the cgroups below a directory of version 2. Returns whether the
+/// directory has the controller, which systemd decides at the root.
 fn delegates(parent: &Path, controller: &str) -> io::Result<bool> {
     let controllers = found(fs::read_to_string(parent.join("cgroup.controllers")))?;
     if !controllers.unwrap_or_default().split_whitespace().any(|name| name == controller) {
@@ -153,7 +156,7 @@ mod tests {
     const CELL: &str = "cell-aaaaaaaaaaaa";
     const LIMITS: Limits = Limits { memory_bytes: 4096, pids: 9 };
 
-    /// A directory that has the form of a hierarchy.
+    /// Plain directories in the form of a hierarchy.
     struct Played {
         dir: tempfile::TempDir,
         hierarchies: Vec<Hierarchy>,
@@ -210,7 +213,7 @@ mod tests {
 
         let played = Played::v2("cpu memory pids\n");
         set(&played.hierarchies, CELL, LIMITS).unwrap();
-        // The kernel takes each write for itself, of which a file keeps the last.
+        // The kernel takes each write by itself; a file keeps the last.
         assert_eq!(played.read("kiyot/cgroup.subtree_control"), "+pids");
         assert_eq!(played.of_cell("memory.max"), "4096");
         assert_eq!(played.of_cell("pids.max"), "9");
@@ -269,7 +272,7 @@ mod tests {
             assert_eq!(of_other, second.to_string());
             assert_eq!(played.read("kiyot/cpu.shares"), (first + second).to_string());
         }
-        // Nothing is written that is right.
+        // A right value is not written again.
         played.write("kiyot/cpu.shares", "1");
         inherit_weights(&played.hierarchies, pods).unwrap();
         assert_eq!(played.read("kiyot/cpu.shares"), "1");
@@ -295,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn weight_is_never_that_of_no_time() {
+    fn weight_of_a_cell_has_a_minimum() {
         let played = Played::v1("cpu");
         played.write("kubepods/besteffort/pod1/cpu.shares", "2");
         inherit_weights(&played.hierarchies, [(CELL, "/kubepods/besteffort/pod1")]).unwrap();
@@ -314,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn removal_raises_no_weight() {
+    fn removal_of_a_cell_never_raises_the_weight_of_all() {
         let played = Played::v1("cpu");
         played.write("kiyot/cpu.shares", "1024");
         for cell in [CELL, "cell-bbbbbbbbbbbb"] {
@@ -323,7 +326,7 @@ mod tests {
         lower_parent(&played.hierarchies[0]).unwrap();
         assert_eq!(played.read("kiyot/cpu.shares"), "1024");
 
-        // Cells without the controller have no sum.
+        // Cells without the controller have no weights to sum.
         let played = Played::v2("cpu\n");
         played.write("kiyot/cpu.weight", "100");
         lower_parent(&played.hierarchies[0]).unwrap();

@@ -1,5 +1,5 @@
-//! The list of all instances, requested every few seconds: for unchanged files only the process is
-//! checked, and foreign entries are logged once.
+//! The list of all instances, requested every few seconds. For an unchanged file only the process
+//! is checked, and a foreign entry is logged once.
 
 use std::{
     collections::HashMap,
@@ -21,7 +21,7 @@ pub(super) struct Listed {
     pub(super) home: Home,
     pub(super) instance_type: String,
     pub(super) pod_uid: String,
-    /// See `Known::weight_of`.
+    /// See `InstanceRecord::weight_of`.
     pub(super) weight_of: String,
     pub(super) state: InstanceState,
 }
@@ -35,14 +35,14 @@ pub(super) struct Listing {
 #[derive(Debug, Default)]
 struct Found {
     instances: HashMap<CellId, Read>,
-    /// The foreign entries of the directory when they were logged.
+    /// The foreign entries of the directory, as they were logged.
     strays: HashMap<OsString, Option<Stamp>>,
 }
 
 /// A cached instance.
 #[derive(Debug, Clone)]
 struct Read {
-    /// The identity of the record that was read; `None` if there was none.
+    /// The stamp of the record that was read; `None` if there was no record.
     stamp: Option<Stamp>,
     launcher: Launcher,
     instance_type: String,
@@ -50,7 +50,7 @@ struct Read {
     weight_of: String,
 }
 
-/// The identity of a file's content: files are only ever replaced.
+/// The identity of a file's content. Our files are only replaced, never changed in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -85,7 +85,7 @@ impl Listing {
         let mut instances = Vec::with_capacity(homes.len());
         for home in homes {
             let cell = home.id().clone();
-            // Taken before the file is read: a change in between is read the next time.
+            // Taken before the file is read: a change in between is found the next time.
             let stamp = Stamp::of(&home.known_file());
             let known = match (stamp, last.instances.remove(&cell)) {
                 (Some(_), Some(before)) if before.stamp == stamp => before,
@@ -128,7 +128,7 @@ impl Found {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{boot_id, instance::Known, process::Identity},
+        super::{boot_id, instance::InstanceRecord, process::Identity},
         *,
     };
 
@@ -146,20 +146,21 @@ mod tests {
                 .map(|instance| (instance.home == home, instance.state.is_alive()))
                 .collect::<Vec<_>>()
         };
-        assert_eq!(running(), [(true, false)], "nothing is known of it yet");
+        assert_eq!(running(), [(true, false)], "no record yet");
         let own = Identity::of(i32::try_from(std::process::id()).unwrap()).unwrap();
-        let runs = Known { boot_id: boot_id(), launcher: own, ..Known::default() };
+        let runs =
+            InstanceRecord { boot_id: boot_id(), launcher: own, ..InstanceRecord::default() };
         home.keep(&runs).unwrap();
         assert_eq!(running(), [(true, true)]);
         assert_eq!(running(), [(true, true)], "from memory");
         // The process has exited, and another has its PID.
         let other = own.map(|own| Identity { start: own.start + 1, ..own });
-        home.keep(&Known { launcher: other, ..runs.clone() }).unwrap();
+        home.keep(&InstanceRecord { launcher: other, ..runs.clone() }).unwrap();
         assert_eq!(running(), [(true, false)]);
         home.keep(&runs).unwrap();
         assert_eq!(running(), [(true, true)]);
-        home.keep(&Known { boot_id: "before".into(), ..runs }).unwrap();
-        assert_eq!(running(), [(true, false)], "of the time before a reboot");
+        home.keep(&InstanceRecord { boot_id: "before".into(), ..runs }).unwrap();
+        assert_eq!(running(), [(true, false)], "a record from before a reboot");
         fs::remove_dir_all(home.dir()).unwrap();
         assert_eq!(running(), []);
     }
@@ -178,12 +179,12 @@ mod tests {
         fs::create_dir(&stray).unwrap();
         assert_eq!(told(), ["lost+found"]);
         assert!(told().is_empty());
-        fs::write(&other, "of somebody").unwrap();
+        fs::write(&other, "first content").unwrap();
         assert_eq!(told(), ["notes.txt"]);
-        fs::write(&other, "of somebody else").unwrap();
+        fs::write(&other, "second content").unwrap();
         assert_eq!(told(), ["notes.txt"]);
         assert!(told().is_empty());
-        // The entry was removed and is logged again.
+        // A removed entry is logged again.
         fs::remove_dir(&stray).unwrap();
         assert!(told().is_empty());
         fs::create_dir(&stray).unwrap();

@@ -1,11 +1,11 @@
-//! The part of this node that cells on it may have.
+//! The share of this node that its cells may use.
 
 use kiyot_config::{MilpaBackend, ProviderKind};
 use kiyot_engine::placement::NodeShare;
 
 use crate::qemu::NodeMemory;
 
-/// Returns the part of this node that a provider's cells may have; `None` if nothing bounds them.
+/// Returns the share of this node that a provider's cells may use; `None` if nothing limits them.
 pub fn machine_for_cells(
     config: &MilpaBackend,
     provider: ProviderKind,
@@ -13,7 +13,7 @@ pub fn machine_for_cells(
 ) -> Option<NodeShare> {
     NodeShare::for_cells(config, provider, || {
         let memory = NodeMemory::read().inspect_err(|error| {
-            tracing::error!(%error, "memory of the node not read, cells on it have no bound");
+            tracing::error!(%error, "memory of the node not read, its cells are not limited");
         });
         Some(NodeShare {
             milli_cpus: (processors as u64).saturating_mul(1000),

@@ -1,7 +1,7 @@
 //! The netns provider: cells that are sets of namespaces on this node.
 //!
-//! The instance of a cell is a process `kiyot-cell launch` with the processes in its namespaces:
-//! see `local`.
+//! An instance is a process `kiyot-cell launch` with the processes in its namespaces: see the
+//! crate's root.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -25,8 +25,8 @@ const INSTANCE_TYPE: &str = "netns";
 /// The launcher of cells.
 const LAUNCHER: &str = "launch";
 
-/// The capabilities of netns cells. They share the node's kernel, devices and users, so that power
-/// over these in a cell is power over the node, and over the agent. What the node says of them is
+/// The capabilities of netns cells. They share the node's kernel, devices and users: a pod with
+/// power over these has power over the node and over its agent. The node's answers about them are
 /// certain at once.
 pub const CAPABILITIES: Capabilities = Capabilities {
     provider: "netns",
@@ -46,7 +46,7 @@ pub const CAPABILITIES: Capabilities = Capabilities {
     parameters_without_effect_on_boots: &[],
 };
 
-/// Warns if a limit of the node is too low for so many cells.
+/// Warns if a limit of the node is too low for `max_cells` cells.
 pub fn check_limits(max_cells: usize) {
     inotify_limit::check(max_cells);
 }
@@ -70,7 +70,7 @@ struct Settings {
 }
 
 impl Netns {
-    /// Returns the configured provider, whose cells have this pause image. Has no side effects.
+    /// Returns the configured provider. Has no side effects.
     pub fn new(
         config: &MilpaBackend,
         registries: Arc<dyn RegistryConfig>,
@@ -153,7 +153,7 @@ impl Provider for Netns {
     }
 
     async fn detach(&self, _instance: &InstanceId) -> Result<(), ProviderError> {
-        // The termination is awaited, and releases everything.
+        // The engine awaits the termination, which releases everything.
         Ok(())
     }
 

@@ -1,9 +1,9 @@
-//! The network of cells: by the node's CNI configuration if there is one, otherwise by a bridge of
-//! the provider.
+//! The network of cells: the node's CNI configuration if there is one, otherwise a bridge of the
+//! provider.
 //!
-//! `network.json` of the instance has the network and its configuration before the network is
-//! created: a later daemon removes it as it was created, even after the node's configuration has
-//! changed.
+//! The instance's `network.json` records the network and its configuration before the network is
+//! created. A later daemon removes the network by this record, even if the node's configuration has
+//! changed meanwhile.
 
 use std::{
     fs, io,
@@ -15,7 +15,7 @@ use kiyot_engine::provider::{Attachment, ErrorClass, HostPort, ProviderError};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    instance::{Home, Known},
+    instance::{Home, InstanceRecord},
     shortage::is_shortage,
 };
 
@@ -43,7 +43,7 @@ pub(super) struct Plan {
     /// The host ports of the cell.
     #[serde(default)]
     ports: Vec<HostPort>,
-    /// The addresses once the network exists, the pod's first.
+    /// The pod's addresses, its primary address first; `None` until the network exists.
     addresses: Option<Vec<IpAddr>>,
 }
 
@@ -58,7 +58,6 @@ enum Way {
 /// The networks of this node's cells.
 #[derive(Debug)]
 pub(super) struct Networks {
-    /// The configured value of `netns`.
     pub(super) cni_conf_dir: PathBuf,
     pub(super) cni_bin_dirs: Vec<PathBuf>,
     pub(super) bridge: bridge::Bridge,
@@ -69,7 +68,7 @@ pub(super) struct Networks {
 }
 
 impl Way {
-    /// Returns true if a CNI plugin maps the host ports.
+    /// Returns whether a CNI plugin maps the host ports.
     fn maps_ports(&self) -> bool {
         matches!(self, Self::Cni(network) if network.maps_ports())
     }
@@ -100,7 +99,7 @@ impl Plan {
         home.write_json(&home.network_file(), self)
     }
 
-    /// `metadata.uid` of the pod.
+    /// Returns `metadata.uid` of the pod.
     pub(super) fn pod_uid(&self) -> &str {
         &self.pod_uid
     }
@@ -117,7 +116,7 @@ impl Plan {
 }
 
 impl Networks {
-    /// Checks whether a network can be created; the error names what is missing.
+    /// Checks whether a network can be created. The error names a missing part.
     pub(super) fn check(&self) -> Result<(), ProviderError> {
         match self.configured()? {
             Some(network) => network.check(),
@@ -151,7 +150,7 @@ impl Networks {
         let known = home.known().map_err(|error| {
             ProviderError::transient(format!("look at the instance of {}", home.cell()), error)
         })?;
-        home.keep(&Known { attachment: Some(to.clone()), ..known })?;
+        home.keep(&InstanceRecord { attachment: Some(to.clone()), ..known })?;
         let mut plan = self.plan(to)?;
         self.begin(home, &plan).await?;
         let doing = || format!("attach {} to the network", home.cell());
@@ -188,7 +187,7 @@ impl Networks {
         Ok(addresses)
     }
 
-    /// Returns the network by the node's current configuration.
+    /// Returns the network of a pod by the node's current configuration.
     fn plan(&self, to: &Attachment) -> Result<Plan, ProviderError> {
         let way = match self.configured()? {
             Some(network) => Way::Cni(Box::new(network)),
@@ -198,12 +197,12 @@ impl Networks {
         Ok(Plan { pod_name, pod_namespace, pod_uid, sandbox, way, ports, addresses: None })
     }
 
-    /// Returns the recorded network; if the record is unreadable, the network by the current
-    /// configuration; `None` if its creation never began.
+    /// Returns the recorded network, or the network by the current configuration if the record is
+    /// unreadable; `None` if its creation never began.
     pub(super) fn plan_of(
         &self,
         home: &Home,
-        known: &Known,
+        known: &InstanceRecord,
     ) -> Result<Option<Plan>, ProviderError> {
         let error = match Plan::read(home) {
             Ok(plan) => return Ok(plan),
@@ -247,7 +246,7 @@ impl Networks {
             let taken = match Plan::read(other) {
                 Ok(Some(taken)) => taken,
                 Err(error) if lacks_means(&error) => return Err(error),
-                // Unreadable records are logged at their own cell and block no other.
+                // An unreadable record is logged for its own cell, and does not block others.
                 Ok(None) | Err(_) => continue,
             };
             if let Some(port) =
@@ -263,8 +262,8 @@ impl Networks {
         plan.write(home)
     }
 
-    /// Removes the network that [`Networks::attach`] created or began to create, with its record.
-    /// The cell's processes have ended; its network namespace still exists.
+    /// Removes the network that [`Networks::attach`] created or began to create, and its record.
+    /// The caller has ended the cell's processes; the cell's network namespace still exists.
     pub(super) async fn detach(&self, home: &Home, plan: &Plan) -> Result<(), ProviderError> {
         let doing = || format!("detach {} from the network", home.cell());
         Ports::new(home, plan.own_ports())
@@ -295,7 +294,7 @@ impl Networks {
     }
 }
 
-/// Returns true if the daemon lacked the resources for a read, which a retry may have.
+/// Returns whether a read failed because the daemon lacked resources, so that a retry may succeed.
 fn lacks_means(error: &ProviderError) -> bool {
     error
         .source

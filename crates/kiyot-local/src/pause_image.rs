@@ -8,18 +8,18 @@ use std::{
 
 use kiyot_link::private_file;
 
-/// The image if neither the configuration nor the node's runtime names one.
+/// The image if neither the configuration nor the node's runtime names an image.
 const DEFAULT: &str = "registry.k8s.io/pause:3.9";
-/// The most images that are kept for cells of earlier launches.
+/// Bounds the images that are kept for cells of earlier launches.
 const MAX_KNOWN: usize = 8;
-/// The most bytes of an image's name.
+/// Bounds an image's name, in bytes.
 const MAX_BYTES: usize = 512;
-/// The file in the daemon's state directory with an image a line, so that a restart keeps them.
+/// The file in the daemon's state directory with an image on each line, for the next daemon.
 const FILE: &str = "pause-images";
 
-/// The pause image of cells: the configured one, or else that of the node's runtime.
+/// The pause image of cells: the configured image, or else the image of the node's runtime.
 ///
-/// A cell keeps the image of its launch, which is in the configuration of its containerd.
+/// A cell keeps the image of its launch, because the configuration of its containerd names it.
 #[derive(Debug)]
 pub struct PauseImage {
     is_configured: bool,
@@ -28,12 +28,12 @@ pub struct PauseImage {
 }
 
 impl PauseImage {
-    /// Returns the configured image, or one that [`Self::learn`] replaces.
+    /// Returns the configured image, or else a default that [`Self::learn`] replaces.
     pub fn new(configured: Option<String>) -> Arc<Self> {
         Self::after(Vec::new(), configured)
     }
 
-    /// Returns the configured image, or else the one that a previous daemon has kept.
+    /// Returns the configured image, or else the image that a previous daemon kept.
     pub fn read(configured: Option<String>, state_dir: &Path) -> Arc<Self> {
         let kept = fs::read_to_string(state_dir.join(FILE)).unwrap_or_default();
         let kept = kept.lines().filter(|name| is_image(name)).take(MAX_KNOWN);
@@ -50,7 +50,8 @@ impl PauseImage {
         Arc::new(Self { is_configured, known: Mutex::new(known) })
     }
 
-    /// Returns whether the image is configured, so that the node's runtime does not choose it.
+    /// Returns whether the image is configured. A configured image is not replaced by that of the
+    /// node's runtime.
     pub fn is_configured(&self) -> bool {
         self.is_configured
     }
@@ -60,8 +61,8 @@ impl PauseImage {
         self.known().last().cloned().unwrap_or_else(|| DEFAULT.to_owned())
     }
 
-    /// Returns the image of a cell by the name that the cell reports. Any other than that of a
-    /// launch is replaced by the current one, so that no cell chooses an image of the node.
+    /// Returns the image of a cell by the name that the cell reports. A name that no launch had is
+    /// replaced by the current image, so that a cell can't choose an image of the node.
     pub fn of_cell(&self, reported: String) -> String {
         if self.has(&reported) { reported } else { self.current() }
     }
@@ -71,8 +72,8 @@ impl PauseImage {
         self.known().iter().any(|known| known == image)
     }
 
-    /// Sets the image of new cells to that of the node's runtime, unless one is configured. Returns
-    /// whether it was another.
+    /// Sets the image of new cells to that of the node's runtime, unless an image is configured.
+    /// Returns whether the image changed.
     pub fn learn(&self, image: String) -> bool {
         let mut known = self.known();
         if self.is_configured || known.last() == Some(&image) || !is_image(&image) {
@@ -94,7 +95,7 @@ impl PauseImage {
     }
 }
 
-/// Makes an image the last.
+/// Makes an image current.
 fn add(known: &mut Vec<String>, image: String) {
     known.retain(|other| *other != image);
     if known.len() == MAX_KNOWN {

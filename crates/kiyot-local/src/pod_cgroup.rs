@@ -1,8 +1,8 @@
 //! Cgroups of pods that outlived a reboot of the node.
 //!
-//! The kubelet kills a running pod whose cgroup it does not find (`SyncPod`): a directory in each
-//! hierarchy of version 1, or in version 2 one with the controllers that the kubelet uses
-//! (`cgroupV2impl.Validate`). It makes that of a pod only before the pod runs.
+//! The kubelet kills a running pod if it does not find the pod's cgroup (`SyncPod`): a directory in
+//! each hierarchy of version 1, or a directory in version 2 with the controllers that the kubelet
+//! uses (`cgroupV2impl.Validate`). It makes a pod's cgroup only before the pod runs.
 
 use std::{collections::BTreeSet, fs, io, path::Path};
 
@@ -18,13 +18,13 @@ use crate::{
 /// The controllers that a kubelet uses (`getSupportedUnifiedControllers`).
 const KUBELET_CONTROLLERS: [&str; 5] = ["cpu", "cpuset", "memory", "hugetlb", "pids"];
 
-/// Makes the absent cgroups of pods, by their `cgroup_parent`. Returns the last error, after all
-/// were tried.
+/// Makes the absent cgroups of pods, by their `cgroup_parent`. Tries all, then returns the last
+/// error.
 pub async fn restore(parents: &[String]) -> Result<(), ProviderError> {
     let failed = |error: io::Error| ProviderError::transient("make the cgroups of pods", error);
     let mounted = cgroup::hierarchies().map_err(failed)?;
     let has_v1 = mounted.iter().any(|hierarchy| hierarchy.has("memory"));
-    // Beside version 1 a kubelet does not look at version 2.
+    // With version 1 present, a kubelet does not look at version 2.
     let used = |hierarchy: &Hierarchy| !(has_v1 && hierarchy.is_v2());
     let hierarchies: Vec<Hierarchy> = mounted.into_iter().filter(used).collect();
     let (mut outcome, mut made) = (Ok(()), 0);
@@ -49,13 +49,13 @@ pub async fn restore(parents: &[String]) -> Result<(), ProviderError> {
     outcome
 }
 
-/// Returns true if a kubelet finds a cgroup.
+/// Returns whether a kubelet would find a cgroup complete.
 fn is_complete(hierarchy: &Hierarchy, path: &RelPath) -> bool {
     let dir = path.beneath(&hierarchy.mount);
     dir.is_dir() && (!hierarchy.is_v2() || missing(&hierarchy.mount, &dir).is_empty())
 }
 
-/// Returns the controllers of version 2 that a kubelet uses and a cgroup lacks.
+/// Returns the controllers of version 2 that a kubelet uses and this cgroup lacks.
 fn missing(mount: &Path, dir: &Path) -> BTreeSet<String> {
     let (available, own) = (controllers(mount), controllers(dir));
     let is_used = |name: &&String| KUBELET_CONTROLLERS.contains(&name.as_str());
@@ -74,7 +74,7 @@ fn make(hierarchy: &Hierarchy, path: &RelPath) -> io::Result<()> {
         let parent = dir.clone();
         if hierarchy.is_v2() {
             for controller in controllers(&parent) {
-                // One by one: a controller that can't be passed on keeps no other back.
+                // One by one: a controller that can't be passed on does not affect the others.
                 let _ = fs::write(parent.join("cgroup.subtree_control"), format!("+{controller}"));
             }
         }

@@ -1,8 +1,8 @@
 //! Processes: their identity, their membership of a cell, and their confirmed end.
 //!
-//! The deciding facts are beyond a process's control: its PID and start time, its parent, its
+//! A process has no power over the facts that decide: its PID and start time, its parent, its
 //! network namespace and its cgroup. The memory of other processes (with their environment and
-//! command line) is never read, and of their files in `/proc` at most [`PROC_FILE_LIMIT`].
+//! command line) is never read, and at most [`PROC_FILE_LIMIT`] of each of their files in `/proc`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,14 +27,14 @@ use crate::{
     shortage::found,
 };
 
-/// Bounds the part of a process's file in `/proc` that is read, in bytes: the longest, `cgroup`,
-/// has a path of at most 4 KiB for each of a dozen hierarchies.
+/// Bounds the read part of a process's file in `/proc`, in bytes. The longest file, `cgroup`, has a
+/// path of at most 4 KiB for each of a dozen hierarchies.
 const PROC_FILE_LIMIT: u64 = 64 * 1024;
-/// Bounds the processes that are killed before the next scan, and so the open pidfds. The oldest
-/// come first: the kernel kills a PID namespace with its first process.
+/// Bounds the processes that are killed before the next scan, and with them the open pidfds. The
+/// oldest are killed first: the kernel kills a PID namespace with its first process.
 const KILL_BATCH: usize = 256;
 
-/// A process by PID and start time, which distinguishes it from a later process with the same PID.
+/// A process, by its PID and its start time, which tells it from a later process with this PID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(super) struct Identity {
     pub(super) pid: i32,
@@ -56,7 +56,7 @@ impl Stat {
         let mut fields = process_stat::fields(text)?;
         let state = *fields.next()?.as_bytes().first()?;
         let parent = fields.next()?.parse().ok()?;
-        // State is field 3 of the line, parent 4, threads 20, start time 22.
+        // In the line, the state is field 3, the parent 4, the threads 20, the start time 22.
         let threads = fields.nth(15)?.parse().ok()?;
         let start = fields.nth(1)?.parse().ok()?;
         Some(Self { state, parent, threads, start })
@@ -66,15 +66,15 @@ impl Stat {
         Ok(read(pid, "stat")?.and_then(|line| Self::parse(&line)))
     }
 
-    /// Returns true if it holds resources: a zombie does not, unless only its first thread has
-    /// exited.
+    /// Returns whether the process holds resources. A zombie holds resources only if it has threads
+    /// that have not exited.
     fn runs(self) -> bool {
         !matches!(self.state, b'Z' | b'X' | b'x') || self.threads > 1
     }
 }
 
-/// Reads at most [`PROC_FILE_LIMIT`] of a process's file in `/proc`. `None` if the process has
-/// exited; an error as of [`found`].
+/// Reads at most [`PROC_FILE_LIMIT`] of a process's file in `/proc`; `None` if the process has
+/// exited. Errors are those of [`found`].
 fn read(pid: i32, file: &str) -> io::Result<Option<Vec<u8>>> {
     let Some(file) = found(fs::File::open(format!("/proc/{pid}/{file}")))? else {
         return Ok(None);
@@ -89,13 +89,13 @@ impl Identity {
         Ok(Stat::of(pid)?.map(|stat| Self { pid, start: stat.start }))
     }
 
-    /// Returns true while it runs; an error as of [`Self::of`].
+    /// Returns whether the process runs. Errors are those of [`Self::of`].
     pub(super) fn runs(self) -> io::Result<bool> {
         Ok(Stat::of(self.pid)?.is_some_and(|stat| stat.start == self.start && stat.runs()))
     }
 }
 
-/// Returns the memory of a process that no other shares, in bytes; 0 if it has exited.
+/// Returns the memory that a process shares with no other, in bytes; 0 if it has exited.
 pub(super) fn resident_bytes(pid: i32) -> io::Result<u64> {
     let text = read(pid, "statm")?.unwrap_or_default();
     let mut pages = std::str::from_utf8(&text)
@@ -125,7 +125,7 @@ impl Table {
         Ok(table)
     }
 
-    /// Returns some processes with their descendants.
+    /// Returns these processes with their descendants.
     fn with_descendants(&self, of: BTreeSet<Identity>) -> BTreeSet<Identity> {
         let mut children: BTreeMap<i32, Vec<Identity>> = BTreeMap::new();
         for (identity, parent) in self.0.values() {
@@ -135,7 +135,7 @@ impl Table {
         let mut all = BTreeSet::new();
         while let Some(identity) = open.pop() {
             if all.insert(identity) {
-                // An older child is of an earlier process with the parent's PID.
+                // An older child belongs to an earlier process with the parent's PID.
                 let own = children.get(&identity.pid).into_iter().flatten();
                 open.extend(own.filter(|child| child.start >= identity.start));
             }
@@ -144,11 +144,11 @@ impl Table {
     }
 }
 
-/// Returns the processes of an instance that are found without a look at all processes: its
+/// Returns the processes of an instance that are found without a scan of all processes: its
 /// launcher, and the processes in the cell's own cgroup. The calling process is never among them.
 ///
-/// Every process of a cell's PID namespace descends from its first process, which is in the cell's
-/// cgroup: the kernel kills them with it.
+/// Every process of a cell's PID namespace descends from the namespace's first process, which is in
+/// the cell's cgroup: the kernel kills them all when the first process dies.
 pub(super) fn first_of_instance(
     hierarchies: &[Hierarchy],
     cell: &str,
@@ -159,7 +159,7 @@ pub(super) fn first_of_instance(
         grouped.extend(running(pid)?);
     }
     if !grouped.is_empty() {
-        // A PID may have been reused between both reads; that process is not listed again.
+        // A PID may have been reused between both reads; the second list lacks the new process.
         let listed = cgroup::processes(hierarchies, cell)?;
         grouped.retain(|identity| listed.contains(&identity.pid));
     }
@@ -172,9 +172,9 @@ pub(super) fn first_of_instance(
     Ok(grouped)
 }
 
-/// Returns all processes of an instance: those of [`first_of_instance`], the processes in its
-/// network namespace (programs of the daemon for the cell included), and the descendants of all of
-/// them. The calling process is never among them.
+/// Returns all processes of an instance: those of [`first_of_instance`], those in its network
+/// namespace (including the daemon's programs for the cell), and the descendants of both. The
+/// calling process is never among them.
 pub(super) fn of_instance(
     hierarchies: &[Hierarchy],
     cell: &str,
@@ -183,7 +183,7 @@ pub(super) fn of_instance(
 ) -> io::Result<BTreeSet<Identity>> {
     let mut members = first_of_instance(hierarchies, cell, launcher)?;
     let daemons = network_of(Path::new("/proc/self/ns/net"))?;
-    // The daemon's own namespace is no cell's, whatever the path shows.
+    // The daemon's own namespace is never a cell's, whatever is at the path.
     if let Some(network) = network_of(netns)?.filter(|network| Some(*network) != daemons) {
         for pid in pids()? {
             let pid = pid?;
@@ -199,8 +199,8 @@ pub(super) fn of_instance(
     Ok(Table::read()?.with_descendants(members))
 }
 
-/// Returns the containers' cgroups of some processes: directories named by a container's id, not
-/// those of their pod.
+/// Returns the cgroups of the containers of these processes: directories whose name is a
+/// container's id, not those of the pod.
 pub(super) fn container_cgroups(
     hierarchies: &[Hierarchy],
     processes: &BTreeSet<Identity>,
@@ -229,13 +229,13 @@ fn is_own(pid: i32) -> bool {
     u32::try_from(pid) == Ok(std::process::id())
 }
 
-/// Returns the identity of the network namespace at a path.
+/// Returns the device and inode of the network namespace at a path.
 fn network_of(path: &Path) -> io::Result<Option<(u64, u64)>> {
     Ok(found(fs::metadata(path))?.map(|metadata| (metadata.dev(), metadata.ino())))
 }
 
-/// Kills a process by a pidfd, never a later process with its PID. Returns the pidfd, which signals
-/// its end.
+/// Kills a process by a pidfd, never a later process with its PID. Returns the pidfd, which becomes
+/// readable when the process ends.
 fn kill(identity: Identity) -> io::Result<Option<OwnedFd>> {
     let Some(pid) = Pid::from_raw(identity.pid) else { return Ok(None) };
     let handle = match pidfd_open(pid, PidfdFlags::empty()) {
@@ -245,7 +245,7 @@ fn kill(identity: Identity) -> io::Result<Option<OwnedFd>> {
         Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    // The pidfd is of the current owner of the PID: killed only if it is still the same process.
+    // The pidfd belongs to the current owner of the PID, which may be a later process.
     if !identity.runs()? {
         return Ok(None);
     }
@@ -256,8 +256,8 @@ fn kill(identity: Identity) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Kills the [`KILL_BATCH`] oldest of some processes and waits for their end. Returns the processes
-/// that still run after `limit`. Blocking.
+/// Kills the [`KILL_BATCH`] oldest of these processes and waits for their end. Returns the
+/// processes that still run after `limit`. Blocking.
 pub(super) fn end(processes: &BTreeSet<Identity>, limit: Duration) -> io::Result<Vec<Identity>> {
     let deadline = Instant::now() + limit;
     let mut oldest: Vec<_> = processes.iter().collect();
@@ -277,7 +277,7 @@ pub(super) fn end(processes: &BTreeSet<Identity>, limit: Duration) -> io::Result
     Ok(left)
 }
 
-/// Waits for a process's end; `false` at the deadline.
+/// Waits until a process ends or the deadline passes. Returns whether it ended.
 fn ended_by(handle: &OwnedFd, deadline: Instant) -> io::Result<bool> {
     loop {
         let rest = Timespec::try_from(deadline.saturating_duration_since(Instant::now()))
@@ -312,12 +312,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_line_is_too_strange(line in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn stat_line_of_any_bytes_is_accepted(line in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = Stat::parse(&line);
         }
 
         #[test]
-        fn any_name_will_do(name in "[ -~]{0,15}", parent in 0..i32::MAX, start in any::<u64>()) {
+        fn stat_line_with_any_name_is_parsed(
+            name in "[ -~]{0,15}", parent in 0..i32::MAX, start in any::<u64>()
+        ) {
             let rest = "1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0";
             let line = format!("1 ({name}) R {parent} {rest} {start} 0");
             prop_assert_eq!(
@@ -328,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn other_start_time_is_another_process() {
+    fn process_with_another_start_time_does_not_run() {
         let own = Identity::of(i32::try_from(std::process::id()).unwrap()).unwrap().unwrap();
         assert!(own.runs().unwrap());
         assert!(!Identity { start: own.start + 1, ..own }.runs().unwrap());
@@ -356,7 +358,10 @@ mod tests {
         assert_eq!(end(&found, Duration::from_secs(60)).unwrap(), []);
         child.wait().unwrap();
         assert_eq!(look(Some(shell)), BTreeSet::new());
-        assert!(end(&found, Duration::from_secs(60)).unwrap().is_empty(), "again is fine");
+        assert!(
+            end(&found, Duration::from_secs(60)).unwrap().is_empty(),
+            "a repeated kill succeeds"
+        );
     }
 
     #[test]
@@ -368,7 +373,7 @@ mod tests {
         let found = of_instance(&[], "no-cell", Path::new(&netns), None).unwrap();
         assert!(found.contains(&shell), "{found:?}");
         let own = of_instance(&[], "no-cell", Path::new("/proc/self/ns/net"), None).unwrap();
-        assert_eq!(own, BTreeSet::new(), "the daemon's own network is no cell's");
+        assert_eq!(own, BTreeSet::new(), "the daemon's own network belongs to no cell");
         let left = end(&found, Duration::from_secs(60)).unwrap();
         child.wait().unwrap();
         assert_eq!(left, []);

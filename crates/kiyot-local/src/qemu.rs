@@ -1,8 +1,8 @@
 //! The qemu provider: cells that are virtual machines on this node.
 //!
-//! The instance of a cell is a process `kiyot-cell launch-vm` with its QEMU: see `local`. The
-//! virtual machine has a device for the network of its pod, which `network` joins with that of the
-//! cell's network namespace, and another for the link, which the pod can't cut.
+//! An instance is a process `kiyot-cell launch-vm` with its QEMU: see the crate's root. The virtual
+//! machine has two devices. `network` joins the device for the pod's network with the device of the
+//! cell's network namespace. The other device is for the link, which the pod can't cut.
 
 use std::{
     net::SocketAddr,
@@ -51,9 +51,9 @@ use users::Users;
 
 /// The launcher of cells.
 const LAUNCHER: &str = "launch-vm";
-/// The instance type of records without one, and the name of the node in errors.
+/// The instance type of records without a type, and the node's name in errors.
 const NODE: &str = "node";
-/// The command line of the kernel. What follows `--` are the arguments of the first process.
+/// The kernel's command line. The arguments after `--` go to the first process.
 const COMMAND_LINE: &str =
     "console=ttyS0 panic=-1 quiet cryptomgr.notests 8250.nr_uarts=1 -- machine";
 /// The label of a cell's disk.
@@ -62,13 +62,13 @@ const DISK_LABEL: &str = "kiyot";
 const CONTAINERD: &str = "containerd";
 /// See [`CONTAINERD`].
 const RUNC: &str = "runc";
-/// The most processes and threads of a machine beside its vCPUs: QEMU's threads for input and
-/// output (64 for each of two event loops), the launcher's, and programs of its network.
+/// Bounds the processes and threads of a machine, besides its vCPUs: QEMU's threads for input and
+/// output (64 for each of two event loops), the launcher's, and the programs of its network.
 const PROCESSES: u64 = 192;
 /// The first byte of a locally administered unicast address.
 const LOCAL_MAC: u8 = 2;
 
-/// The capabilities of qemu cells. Kernel, users and devices are the machine's own. Root in it has
+/// The capabilities of qemu cells. A machine has its own kernel, users and devices. Root in it has
 /// power over the agent, and the node may pause it.
 pub const CAPABILITIES: Capabilities = Capabilities {
     provider: "qemu",
@@ -110,20 +110,21 @@ struct Settings {
     group: u32,
     gateway: PathBuf,
     pause_image: Arc<PauseImage>,
-    /// The time after which a machine that has not enrolled powers off: its token has expired.
+    /// The time after which a machine without an enrolled agent powers off, because its token has
+    /// expired.
     power_off_after: Duration,
 }
 
 impl Settings {
-    /// Returns the users whose socket may be a monitor's: that of the launcher, and that of QEMU in
-    /// machines of earlier versions.
+    /// Returns the users that may own a monitor's socket: the launcher's, and QEMU's in machines of
+    /// earlier versions.
     fn owners(&self) -> [u32; 2] {
         [rustix::process::getuid().as_raw(), self.user]
     }
 }
 
 impl Qemu {
-    /// Returns the configured provider, whose cells have this pause image. Has no side effects.
+    /// Returns the configured provider. Has no side effects.
     pub fn new(config: &MilpaBackend, pause_image: Arc<PauseImage>) -> Self {
         let qemu = &config.qemu;
         let instances = Instances::new(config, &qemu.network, qemu.cell_binary.as_deref(), NODE);
@@ -149,13 +150,13 @@ impl Qemu {
         }
     }
 
-    /// Sets the gateway's socket, if that has another path than in `state_dir`.
+    /// Sets the path of the gateway's socket, if it is not in `state_dir`.
     pub fn with_gateway(mut self, socket: PathBuf) -> Self {
         self.settings.gateway = socket;
         self
     }
 
-    /// Sets the source of the node's settings; without one, machines have containerd's.
+    /// Sets the source of the node's settings. Without it, machines have containerd's defaults.
     pub fn with_node(mut self, node: Arc<dyn RegistryConfig>) -> Self {
         self.node = node;
         self
@@ -241,7 +242,7 @@ impl Qemu {
                 self.instances.start(draft, LAUNCHER, &size.to_string(), Some(limits)).await
             }
             Err(error) => {
-                // Nothing runs, so that no end would remove the directory.
+                // No process runs whose end would remove the directory.
                 if let Err(error) = self.instances.discard(draft).await {
                     tracing::warn!(cell = %spec.cell, %error, "refused launch not removed");
                 }
@@ -250,8 +251,8 @@ impl Qemu {
         }
     }
 
-    /// Returns the memory that is reserved for a machine, and the limits of its processes, once
-    /// everything is there that it is started from.
+    /// Prepares everything that a machine starts from. Returns its reserved memory and the limits
+    /// of its processes.
     async fn prepare(
         &self,
         home: &Home,
@@ -286,7 +287,7 @@ impl Qemu {
         Ok((reserved, limits))
     }
 
-    /// Returns an instance with the state that its machine is in.
+    /// Returns an instance with the state that its machine reports.
     async fn judge(&self, instance: Instance) -> Instance {
         let home = self.instances.dir(&instance.cell);
         self.monitors.judge(instance, &home, &self.settings.owners()).await
@@ -333,8 +334,9 @@ impl Provider for Qemu {
         let candidate = spec.offerings().next().map(|offering| offering.instance_type.as_str());
         let size = candidate.and_then(Size::parse).ok_or_else(|| {
             let name = candidate.unwrap_or_default();
-            let doing =
-                format!("instance type {name:?}: is no size; allowed: such as \"2cpu-704mib\"");
+            let doing = format!(
+                "instance type {name:?}: is not a size; allowed: a size such as \"2cpu-704mib\""
+            );
             ProviderError::without_cause(ErrorClass::Invalid, doing)
         })?;
         match self.instances.begin(spec, token).await? {
@@ -348,7 +350,7 @@ impl Provider for Qemu {
         instance: &InstanceId,
         to: &Attachment,
     ) -> Result<Attached, ProviderError> {
-        // The containers' cgroups are the guest's.
+        // The containers' cgroups are in the guest, not on the node.
         let without = Attachment { cgroup_parent: String::new(), ..to.clone() };
         let (alone, addresses) = self.instances.attach(instance, &without).await?;
         self.instances.inherit_weight(&alone, &to.cgroup_parent).await;
@@ -357,7 +359,7 @@ impl Provider for Qemu {
     }
 
     async fn detach(&self, _instance: &InstanceId) -> Result<(), ProviderError> {
-        // The termination is awaited, and releases everything.
+        // The engine awaits the termination, which releases everything.
         Ok(())
     }
 
@@ -395,7 +397,7 @@ impl Provider for Qemu {
         if !Path::new(network::TUN).exists() {
             return Err(missing("device", Path::new(network::TUN)));
         }
-        // The first launch finds the result.
+        // The first launch uses the result.
         self.accelerator.begin(&self.bare()?);
         Ok(())
     }
@@ -417,8 +419,8 @@ fn mac_addresses(cell: &str) -> [MacAddress; 2] {
     })
 }
 
-/// Makes the empty file system of a cell's disk. The cell does not outlive its node, so that a
-/// journal has no use.
+/// Makes the empty file system of a cell's disk. It has no journal, because the cell does not
+/// outlive its node.
 async fn make_file_system(home: &Home) -> Result<(), ProviderError> {
     let path = home.file(users::DISK).display().to_string();
     let options = ["-q", "-F", "-L", DISK_LABEL, "-O", "^has_journal", "-m", "0"];
@@ -448,7 +450,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn offering_that_is_no_size_is_refused() {
+    async fn offering_without_a_size_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let config = MilpaBackend { state_dir: dir.path().into(), ..MilpaBackend::default() };
         let spec = LaunchSpec {

@@ -1,9 +1,9 @@
 //! Removes the directories of ended instances in the background.
 //!
-//! The pod decides how many files it leaves, so its end may not wait for their removal: a directory
-//! that is not removed at once is moved aside and removed in parts, in turns with the directories
-//! of other instances. A file that can't be removed delays no end either. The next daemon
-//! continues: the directory itself is the record.
+//! A pod decides how many files it leaves, so that its end can't wait for their removal. A
+//! directory that is not removed within [`IMMEDIATE_TIMEOUT`] is moved aside, and is removed in
+//! parts, in turns with other directories. A file that can't be removed does not delay the end
+//! either. The next daemon continues: the directory itself is the record.
 
 use std::{
     ffi::{CString, OsStr, OsString},
@@ -30,7 +30,7 @@ use crate::instance::Home;
 
 /// Bounds the time for which the end of an instance waits for the removal of its directory.
 const IMMEDIATE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Bounds the entries that a step removes, and so the time for which it uses a thread.
+/// Bounds the entries that a step removes, and with them the time for which a step uses a thread.
 const MAX_STEP_ENTRIES: usize = 1000;
 /// Bounds the directories that are removed in turns.
 const TURNS: usize = 64;
@@ -42,7 +42,7 @@ const MAX_SAME_NAME: u32 = 1000;
 /// Removes the directories of ended instances. Its background task ends with it.
 #[derive(Debug)]
 pub(super) struct Removal {
-    /// The directory for those that are not removed at once.
+    /// The parent of the directories that are moved aside.
     dir: PathBuf,
     task: Mutex<Option<AbortOnDropHandle<()>>>,
 }
@@ -53,13 +53,13 @@ impl Removal {
         Self { dir, task: Mutex::default() }
     }
 
-    /// Creates the directory, as it can't be created once the disk is full.
+    /// Creates the parent directory early, because a full disk prevents it later.
     pub(super) fn prepare(&self) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)
     }
 
-    /// Removes an instance's directory, or the part that can be removed at once. After `Ok` the
-    /// directory does not belong to the instance any more.
+    /// Removes an instance's directory, or moves the rest of it aside. After `Ok` the directory
+    /// does not belong to the instance any more.
     pub(super) async fn remove(&self, home: &Home) -> io::Result<()> {
         let until = Instant::now() + IMMEDIATE_TIMEOUT;
         let why = loop {
@@ -156,7 +156,7 @@ fn parts(path: &Path) -> io::Result<(&Path, CString)> {
     let name = path.file_name().map(|name| CString::new(name.as_bytes()));
     match (path.parent(), name) {
         (Some(parent), Some(Ok(name))) => Ok((parent, name)),
-        _ => Err(io::Error::other(format!("{} has no name", path.display()))),
+        _ => Err(io::Error::other(format!("{} has no file name", path.display()))),
     }
 }
 

@@ -2,16 +2,16 @@
 
 use std::{fs::File, io::Read, net::IpAddr};
 
-/// The files of the node's name servers, in the order of preference: a stub on loopback is no name
-/// server of a cell (systemd-resolved(8)).
+/// The files of the node's name servers, in order of preference. A stub on loopback is no name
+/// server for a cell (systemd-resolved(8)).
 const FILES: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
-/// Bounds what is read of a file, in bytes.
+/// Bounds the read part of a file, in bytes.
 const MAX_FILE_BYTES: u64 = 64 * 1024;
 /// Bounds the name servers, as the C library does (`MAXNS`).
 const MAX_SERVERS: usize = 3;
 /// Bounds the search domains, as Kubernetes does (`MaxDNSSearchPaths`).
 const MAX_SEARCHES: usize = 32;
-/// Longest domain, in bytes.
+/// Bounds a domain, in bytes.
 const MAX_WORD_BYTES: usize = 253;
 
 /// Contents of a resolv.conf.
@@ -35,7 +35,7 @@ impl ResolvConf {
                 Some("nameserver") => {
                     all.servers.extend(words.next().and_then(|word| word.parse::<IpAddr>().ok()));
                 }
-                // The last one counts.
+                // The last line of these counts.
                 Some("search" | "domain") => all.searches = words.take(MAX_SEARCHES).collect(),
                 _ => {}
             }
@@ -44,7 +44,8 @@ impl ResolvConf {
         all
     }
 
-    /// Returns the node's, with the name servers that other machines reach too.
+    /// Returns the node's configuration, without name servers on loopback, which no other machine
+    /// reaches.
     pub(crate) fn of_node() -> Self {
         let mut found = Self::default();
         for path in FILES {
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_are_read_and_servers_of_the_node_alone_can_be_left_out() {
+    fn entries_are_read_and_loopback_servers_can_be_left_out() {
         let text = "# c\nnameserver 127.0.0.53\nnameserver 10.0.0.2\nsearch x\nsearch a.b c\n\
                     nameserver x\noptions ndots:2 edns0\n";
         let all = ResolvConf::parse(text);

@@ -1,15 +1,14 @@
-//! Distinguishes absence from a shortage of the daemon's own resources (file descriptors, memory),
+//! Distinguishes absence from a lack of the daemon's own resources (file descriptors, memory),
 //! which proves nothing.
 
 use std::io;
 
 use rustix::io::Errno;
 
-/// Returns the result of a read; `None` if the object is absent or unreadable for a reason of its
-/// own.
+/// Returns the result of a read; `None` if the object is absent or itself unreadable.
 ///
-/// Returns an error if the daemon or the node lacked resources: the object may exist. A cell that
-/// is wrongly taken for ended would run beside its pod's next cell.
+/// Returns an error if the daemon or the node lacked resources, because the object may exist: a
+/// cell that wrongly counts as ended would run beside its pod's next cell.
 pub(super) fn found<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Ok(found) => Ok(Some(found)),
@@ -18,7 +17,7 @@ pub(super) fn found<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Returns true if the daemon or the node lacks a resource.
+/// Returns whether an error is a lack of resources of the daemon or the node.
 pub(super) fn is_shortage(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM))
 }
@@ -39,7 +38,7 @@ mod tests {
 
     use super::{
         super::{
-            instance::{Home, Known},
+            instance::{Home, InstanceRecord},
             listing::Listing,
             process::{Identity, of_instance},
         },
@@ -64,14 +63,14 @@ mod tests {
         thread.join().unwrap();
     }
 
-    /// Returns the path of a network namespace that is not that of the test.
+    /// Returns the path of a network namespace other than the test's.
     fn other_network() -> PathBuf {
         let (sender, receiver) = mpsc::channel();
         thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNET).unwrap();
             let own = File::open("/proc/thread-self/ns/net").unwrap();
             let path = format!("/proc/self/fd/{}", own.as_raw_fd());
-            // Open for as long as the test runs.
+            // The namespace exists while this file is open.
             std::mem::forget(own);
             sender.send(path.into()).unwrap();
         });
@@ -85,10 +84,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let home = Home::new(dir.path(), &CellId::mint().unwrap());
         home.make().unwrap();
-        home.keep(&Known {
+        home.keep(&InstanceRecord {
             launcher: Some(own),
             boot_id: super::super::boot_id(),
-            ..Known::default()
+            ..InstanceRecord::default()
         })
         .unwrap();
         with_room(0, move || {
@@ -99,7 +98,7 @@ mod tests {
             let found = of_instance(&[], "no-cell", Path::new("/no/netns"), Some(own));
             assert!(is_shortage(&found.unwrap_err()));
         });
-        // The list of processes itself.
+        // Reading the list of processes fails, too.
         let other = other_network();
         with_room(0, move || {
             let found = of_instance(&[], "no-cell", &other, None);

@@ -1,10 +1,11 @@
-//! The slice of a pod whose cgroup driver is `systemd`, where it has the controllers of version 2.
+//! Our slice beneath a pod's slice, for the cgroup driver `systemd` with the controllers of version
+//! 2.
 //!
-//! A cell's runc makes the cgroups of containers itself, in the directory of the pod's slice. So
-//! systemd knows of no unit there that needs a controller, and takes them away from the slice's
-//! children at its next look, such as `systemctl daemon-reload`: the limits of the containers and
-//! what they use would be lost. A slice of our own beneath the pod's, without processes, needs
-//! them. It ends with the pod's, or with the cell.
+//! A cell's runc makes the cgroups of containers itself, in the directory of the pod's slice.
+//! systemd knows of no unit there that needs a controller. At its next check, for example at
+//! `systemctl daemon-reload`, it takes the controllers away from the slice's children: the
+//! containers' limits and usage would be lost. Our slice beneath the pod's needs the controllers
+//! and has no processes. It ends with the pod's slice, or with the cell.
 
 use std::path::Path;
 
@@ -16,13 +17,13 @@ use crate::{
     instance::Home,
 };
 
-/// There while systemd is the first process (sd_booted(3)).
+/// A directory that exists if systemd is the first process (sd_booted(3)).
 const BOOTED: &str = "/run/systemd/system";
 /// The end of our slice's name.
 const SUFFIX: &str = "-kiyot.slice";
-/// The longest name of a unit, in bytes (systemd, UNIT_NAME_MAX).
+/// Bounds a unit's name, in bytes (systemd, UNIT_NAME_MAX).
 const MAX_NAME_BYTES: usize = 255;
-/// The bus's name, object and interface of systemd (org.freedesktop.systemd1(5)).
+/// The bus name, object and interface of systemd (org.freedesktop.systemd1(5)).
 const MANAGER: [&str; 4] = [
     "call",
     "org.freedesktop.systemd1",
@@ -30,7 +31,7 @@ const MANAGER: [&str; 4] = [
     "org.freedesktop.systemd1.Manager",
 ];
 /// A property for each controller that systemd knows: processor, memory, disks, numbers of
-/// processes, and sets of processors. None of them limits anything.
+/// processes, and sets of processors. They limit nothing.
 const PROPERTIES: [&str; 17] = [
     "5",
     "CPUWeight",
@@ -51,7 +52,7 @@ const PROPERTIES: [&str; 17] = [
     "1",
 ];
 
-/// Keeps the controllers of a pod's slice, before it has containers. Repeatable.
+/// Makes our slice beneath a pod's, before the pod has containers. May be repeated.
 pub(crate) async fn keep_controllers(
     home: &Home,
     hierarchies: &[Hierarchy],
@@ -63,8 +64,8 @@ pub(crate) async fn keep_controllers(
     start_unit(&holder, Some(home.dir())).await
 }
 
-/// Makes the slice of a pod, with the controllers of its parents. A present one is fine, and other
-/// cgroups need no slice.
+/// Makes the slice of a pod, with the controllers of its parents. Succeeds if the slice exists, or
+/// if the pod's cgroup needs no slice.
 pub(super) async fn start(
     hierarchies: &[Hierarchy],
     cgroup_parent: &str,
@@ -81,7 +82,7 @@ async fn start_unit(unit: &str, instance: Option<&Path>) -> Result<(), ProviderE
     call(&arguments, instance, "already loaded", format!("make the slice {unit}")).await
 }
 
-/// Calls systemd. Its refusal with the text `done` is fine.
+/// Calls systemd. A refusal whose text contains `done` counts as success.
 async fn call(
     arguments: &[&str],
     instance: Option<&Path>,
@@ -95,7 +96,7 @@ async fn call(
     }
 }
 
-/// Takes the slice away again. An absent one is fine.
+/// Removes our slice. Succeeds if it is absent.
 pub(super) async fn release(
     home: &Home,
     hierarchies: &[Hierarchy],
@@ -108,18 +109,18 @@ pub(super) async fn release(
     call(&arguments, Some(home.dir()), "not loaded", format!("end the slice {holder}")).await
 }
 
-/// Returns whether systemd is the one that gives controllers to cgroups here.
+/// Returns whether systemd decides here which cgroups have controllers.
 fn needs_holder(hierarchies: &[Hierarchy]) -> bool {
     Path::new(BOOTED).is_dir() && hierarchies.iter().all(Hierarchy::is_v2)
 }
 
-/// Returns the name of our slice beneath that of a pod, if the pod has one.
+/// Returns the name of our slice beneath a pod's slice, if the pod has a slice.
 fn holder(cgroup_parent: &str) -> Option<String> {
     slice(cgroup_parent).map(|slice| format!("{slice}{SUFFIX}"))
 }
 
-/// Returns the name of a pod's slice without its suffix, if the pod has one and our slice beneath
-/// it has a name.
+/// Returns the name of a pod's slice without its suffix; `None` if the pod has no slice, or the
+/// name of our slice beneath it would be too long.
 fn slice(cgroup_parent: &str) -> Option<&str> {
     let slice = cgroup_parent.trim_end_matches('/').rsplit('/').next()?.strip_suffix(".slice")?;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b":_.\\-@".contains(&byte);

@@ -1,6 +1,6 @@
-//! Ends an instance: its processes first, then everything that they held. Every step may be
-//! repeated and absent parts are fine, so that a daemon that was killed in between starts again.
-//! The directory is removed last, as the remains are found by it; see `removal`.
+//! Ends an instance: first its processes, then its resources. Every step can be repeated and
+//! accepts absent parts, so that a new daemon can start again after a kill. The directory is
+//! removed last, because it names the remains; see `removal`.
 
 use std::{collections::BTreeSet, io, path::PathBuf, time::Duration};
 
@@ -11,19 +11,18 @@ use tokio::task::spawn_blocking;
 use crate::{
     Instances,
     cgroup::{self, Containers},
-    instance::{Home, Known},
+    instance::{Home, InstanceRecord},
     limits,
     network::namespace,
     process, slice,
 };
 
-/// Bounds the time in which killed processes end.
+/// Bounds the time that killed processes have to end.
 const END_LIMIT: Duration = Duration::from_secs(60);
-/// Bounds the scans for further processes; each kills some hundreds.
+/// Bounds the scans for further processes. Each scan kills some hundreds.
 const ROUNDS: u32 = 100;
 
-/// Ends an instance. After `Ok` nothing of it is left but files that are being removed in the
-/// background.
+/// Ends an instance. After `Ok` only files may be left, which are removed in the background.
 pub(super) async fn sweep(instances: &Instances, home: &Home) -> Result<(), ProviderError> {
     let cell = home.cell();
     // An unreadable disk proves nothing about processes.
@@ -55,12 +54,12 @@ pub(super) async fn sweep(instances: &Instances, home: &Home) -> Result<(), Prov
         .map_err(|error| ProviderError::transient(format!("remove the directory of {cell}"), error))
 }
 
-/// Kills the processes of the instance until none is left. Records the cgroups of its containers
-/// before, where they can't be found by the pod's.
+/// Kills the processes of the instance until no process is left. Before each kill it records the
+/// cgroups of the containers that can't be found by the pod's cgroup.
 async fn end_processes(
     home: &Home,
     hierarchies: &[cgroup::Hierarchy],
-) -> Result<Known, ProviderError> {
+) -> Result<InstanceRecord, ProviderError> {
     let failed = |error: io::Error| {
         ProviderError::transient(format!("end the processes of {}", home.cell()), error)
     };
@@ -88,7 +87,8 @@ async fn end_processes(
             if round == 0 {
                 continue;
             }
-            // The programs that remove the network run in the cell's cgroup.
+            // The programs that remove the network run in the cell's cgroup, which must not be
+            // frozen.
             cgroup::thaw_own(hierarchies, home.cell()).map_err(failed)?;
             return Ok(known);
         }
@@ -99,8 +99,8 @@ async fn end_processes(
             if !error.is_no_space() {
                 return Err(error);
             }
-            // The cell itself may have filled the disk: its end must not wait for free space.
-            // Another daemon finds the cgroups by the pod.
+            // The cell may have filled the disk: its end must not wait for free space. The next
+            // daemon finds the cgroups by the pod.
             tracing::warn!(cell = home.cell(), "container cgroups not recorded, disk full");
         }
         let processes = found.processes;
@@ -124,20 +124,20 @@ async fn end_processes(
             ))));
         }
     }
-    Err(failed(io::Error::other("more and more of them begin")))
+    Err(failed(io::Error::other("new processes start after every kill")))
 }
 
-/// Parts of an instance that a look at it has found.
+/// The parts of an instance that a scan found.
 #[derive(Debug, Default)]
 struct Found {
     processes: BTreeSet<process::Identity>,
-    /// The cgroups of its containers.
+    /// The cgroups of the instance's containers.
     cgroups: BTreeSet<PathBuf>,
 }
 
-/// Looks only at those processes with which nearly always all of the instance end. Finds none where
-/// the cgroups of the containers can't be found by the pod's: frozen ones would keep the processes.
-/// Blocking.
+/// Returns the processes whose end nearly always ends the whole instance. Returns no process if the
+/// containers' cgroups can't be found by the pod's cgroup, because an unknown frozen cgroup would
+/// keep its processes alive. Blocking.
 fn look_at_first(
     home: &Home,
     hierarchies: &[cgroup::Hierarchy],
@@ -155,11 +155,11 @@ fn look_at_first(
     Ok(Found { processes, cgroups })
 }
 
-/// Removes everything but processes, files and the pod's network. Blocking.
+/// Removes all resources but the processes, the files and the pod's network. Blocking.
 fn remove(
     home: &Home,
     hierarchies: &[cgroup::Hierarchy],
-    known: Known,
+    known: InstanceRecord,
     pod_uid: String,
 ) -> io::Result<()> {
     unmount_beneath(home.dir())?;
@@ -174,7 +174,7 @@ fn remove(
     );
     cgroup::remove_containers(&cgroups)?;
     cgroup::remove(hierarchies, home.cell())?;
-    // The next attachment of a cell sets it again.
+    // The next attachment of a cell sets the parent's limits again.
     hierarchies.iter().for_each(|hierarchy| drop(limits::lower_parent(hierarchy)));
     Ok(())
 }
@@ -196,7 +196,7 @@ mod tests {
         let instances = Instances::new(&config, &config.netns.network, None, "any");
         let instance = InstanceId(CellId::mint().unwrap().as_str().to_owned());
         assert!(instances.terminate(std::slice::from_ref(&instance)).await[&instance].is_ok());
-        // Like a failing disk: no directory, but another error than "not found".
+        // Like a failing disk: an error other than "not found".
         fs::write(dir.path().join("cells"), "").unwrap();
         let outcomes = instances.terminate(std::slice::from_ref(&instance)).await;
         let error = outcomes[&instance].as_ref().unwrap_err();

@@ -114,14 +114,14 @@ fn leftovers_of_a_pod_are_found_with_either_cgroup_driver() {
     assert!(!root.path().join(&left).exists() && root.path().join(&kept).exists());
     assert!(
         root.path().join("kubepods/besteffort/pod12-34").exists(),
-        "the pod's own cgroup is the kubelet's"
+        "the pod's own cgroup belongs to the kubelet"
     );
     assert!(containers("", &[]).anywhere(&hierarchies).is_empty());
     remove_containers(&found).unwrap();
 }
 
 #[test]
-fn leftovers_are_found_in_the_parent_that_the_pod_has() {
+fn leftovers_in_the_parent_of_the_pod_are_found() {
     let root = tempfile::tempdir().unwrap();
     let hierarchies = played(root.path());
     let slice = "kubepods.slice/kubepods-pod12_34.slice";
@@ -138,7 +138,7 @@ fn leftovers_are_found_in_the_parent_that_the_pod_has() {
     let containers = Containers { pod_uid: "12-34".into(), ids: [own.clone()].into() };
     let within = |parent: &str| containers.within(&hierarchies, parent);
     let expected = |dirs: &[String]| Some(dirs.iter().map(|dir| root.path().join(dir)).collect());
-    // In the pod's own all are the pod's, with either driver.
+    // All cgroups in the pod's own are the pod's, with either driver.
     assert_eq!(within("/kubepods/pod12-34"), expected(&[format!("kubepods/pod12-34/{ID}")]));
     assert_eq!(
         within(&format!("/{slice}/")),
@@ -156,10 +156,10 @@ fn leftovers_are_found_in_the_parent_that_the_pod_has() {
 }
 
 #[test]
-fn processes_of_a_cell_are_those_of_its_own_cgroups() {
+fn processes_in_cgroups_of_a_cell_belong_to_it() {
     let root = tempfile::tempdir().unwrap();
     let hierarchies = played(root.path());
-    assert!(processes(&hierarchies, "cell-a").unwrap().is_empty(), "there is no such group");
+    assert!(processes(&hierarchies, "cell-a").unwrap().is_empty(), "absent cgroup");
     make(&hierarchies, "cell-a").unwrap();
     let own = root.path().join(name("cell-a"));
     fs::create_dir_all(own.join("deeper")).unwrap();
@@ -171,7 +171,7 @@ fn processes_of_a_cell_are_those_of_its_own_cgroups() {
 }
 
 #[test]
-fn removal_takes_nested_cgroups_and_the_parent_with_the_last_cell() {
+fn removal_of_the_last_cell_removes_nested_cgroups_and_the_parent() {
     let root = tempfile::tempdir().unwrap();
     let hierarchies = played(root.path());
     make(&hierarchies, "cell-a").unwrap();
@@ -188,7 +188,7 @@ fn removal_takes_nested_cgroups_and_the_parent_with_the_last_cell() {
 }
 
 #[test]
-fn path_that_leads_elsewhere_is_no_cgroup_of_a_pod() {
+fn cgroup_parent_that_leads_outside_is_refused() {
     let deep = "/a".repeat(MAX_DEPTH + 1);
     for parent in ["", "/", "//", "/kubepods/../../etc", "..", "/./..", &deep] {
         assert_eq!(relative(parent), None, "{parent:?}");

@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// The name prefix of an address file that is being written.
+/// The name prefix of an unfinished address file.
 const DRAFT: &str = ".";
 
 /// An error of the bridge.
@@ -36,7 +36,6 @@ pub(crate) enum BridgeError {
     Full { network: Ipv4Addr, prefix: u8 },
 }
 
-/// A bridge with its network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bridge {
     /// The name of the device.
@@ -45,15 +44,16 @@ pub(crate) struct Bridge {
     pub(crate) network: Ipv4Addr,
     /// The length of the network's prefix, in bits.
     pub(crate) prefix: u8,
-    /// The directory with a file for each reserved address, which holds the cell's id.
+    /// The directory of the address files. Each is named by a reserved address and holds the cell's
+    /// id.
     pub(crate) addresses: PathBuf,
 }
 
 impl Bridge {
-    /// Connects a cell to the bridge, which is created with the first cell.
+    /// Connects a cell to the bridge, which the first cell creates. Returns the cell's address.
     pub(super) async fn attach(&self, home: &Home) -> Result<Ipv4Addr, BridgeError> {
         let dir = home.dir();
-        // The address first: the bridge exists while an address is reserved.
+        // The address first, because the bridge exists while an address is reserved.
         let address = self.allocate(home.cell())?;
         self.raise(dir).await?;
         let (veth, netns) = (veth(home), home.netns_name());
@@ -80,7 +80,7 @@ impl Bridge {
         Ok(address)
     }
 
-    /// Disconnects a cell from the bridge, which is removed with the last cell. May be repeated.
+    /// Disconnects a cell from the bridge, which the last cell removes. May be repeated.
     pub(super) async fn detach(&self, home: &Home) -> Result<(), BridgeError> {
         let veth = veth(home);
         if exists(&veth).map_err(devices)? {
@@ -137,7 +137,7 @@ impl Bridge {
         Ok(())
     }
 
-    /// Removes the bridge and its rules. Absent parts are fine.
+    /// Removes the bridge and its rules. Succeeds if parts are absent.
     async fn raze(&self, dir: &Path) -> Result<(), BridgeError> {
         for rule in self.rules() {
             rule.remove(Some(dir)).await?;
@@ -148,8 +148,8 @@ impl Bridge {
         Ok(())
     }
 
-    /// Returns the rules: traffic to other networks is masqueraded, and traffic of the bridge is
-    /// forwarded whatever the policy.
+    /// Returns the rules, which masquerade traffic to other networks and forward traffic of the
+    /// bridge whatever the policy is.
     fn rules(&self) -> [Rules; 2] {
         let (chain, subnet, device) = (self.chain(), self.subnet(), self.device.clone());
         [
@@ -179,8 +179,8 @@ impl Bridge {
         ]
     }
 
-    /// Reserves the lowest free address for a cell, except the network's, the bridge's and the
-    /// broadcast address.
+    /// Reserves the lowest free address for a cell. The network's, the bridge's and the broadcast
+    /// address are never free.
     fn allocate(&self, cell: &str) -> Result<Ipv4Addr, BridgeError> {
         let failed = |path: &Path, error| BridgeError::File(path.to_owned(), error);
         fs::DirBuilder::new()
@@ -188,10 +188,9 @@ impl Bridge {
             .mode(0o700)
             .create(&self.addresses)
             .map_err(|error| failed(&self.addresses, error))?;
-        // Written under another name first: the file of an address is complete or absent.
+        // Written under another name first, so that the file of an address is complete or absent.
         let draft = self.draft(cell);
-        // Synced: after a power failure, an address file without a cell id would stay reserved for
-        // ever.
+        // Synced, because an address file that a power failure has emptied would never be released.
         let written = File::create(&draft)
             .and_then(|mut file| file.write_all(cell.as_bytes()).and_then(|()| file.sync_data()));
         written.map_err(|error| failed(&draft, error))?;
@@ -218,8 +217,8 @@ impl Bridge {
         self.addresses.join(format!("{DRAFT}{cell}"))
     }
 
-    /// Returns the address files with their cells. Unfinished files are skipped: the daemon was
-    /// killed or the disk was full while they were written.
+    /// Returns the address files with their cells. Skips unfinished files, which a killed daemon or
+    /// a full disk left.
     fn taken(&self) -> Result<Vec<(PathBuf, String)>, BridgeError> {
         let failed = |error| BridgeError::File(self.addresses.clone(), error);
         let entries = match fs::read_dir(&self.addresses) {
@@ -246,7 +245,7 @@ fn devices(error: io::Error) -> BridgeError {
     BridgeError::File("/proc/thread-self/net/dev".into(), error)
 }
 
-/// Returns true if a network device exists. (`/sys` may be another network namespace's.)
+/// Returns whether a network device exists. (`/sys` may show another network namespace.)
 fn exists(device: &str) -> io::Result<bool> {
     let devices = fs::read_to_string("/proc/thread-self/net/dev")?;
     Ok(devices
@@ -254,8 +253,8 @@ fn exists(device: &str) -> io::Result<bool> {
         .any(|line| line.split_once(':').is_some_and(|(name, _)| name.trim() == device)))
 }
 
-/// Returns the name of a cell's link on the node: the random part of its id, as a device name has
-/// at most 15 bytes.
+/// Returns the name of a cell's link on the node: the random part of the cell's id, because a
+/// device name has at most 15 bytes.
 fn veth(home: &Home) -> String {
     format!("kv{}", home.cell().trim_start_matches("cell-"))
 }
@@ -303,10 +302,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let bridge = bridge(dir.path(), 29);
         bridge.allocate("cell-1").unwrap();
-        // The daemon was killed or the disk was full: the file is empty.
+        // An empty file, as a killed daemon or a full disk leaves it.
         fs::write(bridge.draft("cell-2"), "").unwrap();
         let taken: Vec<_> = bridge.taken().unwrap().into_iter().map(|(_, cell)| cell).collect();
-        assert_eq!(taken, ["cell-1"], "for what is no cell's, the bridge would stay for ever");
+        assert_eq!(taken, ["cell-1"], "a file without a cell would keep the bridge for ever");
     }
 
     #[test]

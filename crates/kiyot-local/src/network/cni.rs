@@ -1,4 +1,4 @@
-//! Runs the plugins of the node's CNI configuration by the specification (0.3.0 to 1.1.0).
+//! Runs the plugins of the node's CNI configuration, as specified by CNI 0.3.0 to 1.1.0.
 
 use std::{ffi::OsString, net::IpAddr, path::PathBuf, time::Duration};
 
@@ -20,7 +20,7 @@ mod config;
 pub mod fuzzing;
 mod result;
 
-/// The capability of plugins that map ports of the node.
+/// The capability of plugins that map host ports.
 const PORT_MAPPINGS: &str = "portMappings";
 /// Bounds the attempts of a DEL.
 const DEL_ATTEMPTS: u32 = 3;
@@ -60,7 +60,7 @@ pub(crate) enum CniError {
     },
 }
 
-/// The pod in the form of CNI arguments.
+/// A pod in the form of CNI arguments.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pod<'a> {
     pub(super) name: &'a str,
@@ -82,7 +82,7 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Checks that all plugins exist; the error names the missing plugin.
+    /// Checks whether all plugins exist. The error names the missing plugin.
     pub(super) fn check(&self) -> Result<(), ProviderError> {
         for plugin in &self.plugins {
             self.program(plugin_type(plugin)).map_err(|error| {
@@ -96,12 +96,12 @@ impl Network {
         Ok(())
     }
 
-    /// Returns true if a plugin maps host ports.
+    /// Returns whether a plugin maps host ports.
     pub(super) fn maps_ports(&self) -> bool {
         self.plugins.iter().any(can_map_ports)
     }
 
-    /// Returns the subnets of the pod's link, once it is attached.
+    /// Returns the subnets of the pod's link, once the pod is attached.
     pub(super) fn subnets(&self) -> Vec<String> {
         self.result.as_ref().map(result::subnets).unwrap_or_default()
     }
@@ -124,13 +124,14 @@ impl Network {
         }
         let last = self.plugins.last().map(plugin_type).unwrap_or_default();
         let broken = |what| CniError::Result { plugin: last.to_owned(), what };
-        let result = previous.ok_or_else(|| broken("there is none".to_owned()))?;
+        let result = previous.ok_or_else(|| broken("it is absent".to_owned()))?;
         let addresses = result::addresses(&result, DEVICE).map_err(broken)?;
         self.result = Some(result);
         Ok(addresses)
     }
 
-    /// Runs DEL of all plugins for a cell, the last plugin first, a bounded number of times.
+    /// Runs DEL of all plugins for a cell, the last plugin first. Makes at most [`DEL_ATTEMPTS`]
+    /// attempts.
     pub(super) async fn del(&self, home: &Home, pod: &Pod<'_>) -> Result<(), CniError> {
         for attempt in 1.. {
             match self.del_once(home, pod).await {
@@ -189,8 +190,7 @@ impl Network {
         if let Some(previous) = previous {
             input.insert("prevResult".to_owned(), previous.clone());
         }
-        // In containerd's form; the values are a pod's name, namespace and uid, which have no ";"
-        // or "=".
+        // Has containerd's form. A pod's name, namespace and uid have no ";" or "=".
         let arguments = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={};\
              K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={}",
@@ -227,7 +227,7 @@ impl Network {
     }
 
     fn program(&self, plugin: &str) -> Result<PathBuf, CniError> {
-        // A plugin type is a file name, never a path.
+        // A plugin's type must be a file name, not a path.
         let candidates = self.bin_dirs.iter().filter_map(|dir| beneath(dir, plugin).ok());
         let found = candidates.filter(|_| !plugin.contains('/')).find(|path| path.is_file());
         found.ok_or_else(|| CniError::NoPlugin {

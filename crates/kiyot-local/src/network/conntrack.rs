@@ -1,9 +1,9 @@
-//! Flows that the kernel remembers: one that began before its port was mapped, or goes on when it
-//! is mapped no more, would go on past the rules for as long as it is remembered.
+//! Deletes conntrack entries of host ports. A remembered flow bypasses new rules: a flow that began
+//! before its port was mapped, or that goes on after the mapping was removed.
 //!
-//! TCP begins anew by itself, as a port's rules come before its pod, and its connections end with
-//! it. UDP has no beginning and no end: a client that goes on sending from the same port never
-//! meets the rules, so its entries are deleted.
+//! TCP needs no deletion: a port's rules exist before its pod, and the pod's connections end with
+//! it. A UDP client that goes on sending from the same port never meets the new rules, so that its
+//! entries are deleted.
 
 use std::{
     io,
@@ -15,11 +15,10 @@ use kiyot_engine::provider::{HostPort, Protocol};
 use kiyot_linux::netlink::{self, Request, attributes, find_attribute};
 use rustix::net::AddressFamily;
 
-/// `NFNL_SUBSYS_CTNETLINK` with its messages, of linux/netfilter/nfnetlink_conntrack.h.
+/// `NFNL_SUBSYS_CTNETLINK` with its messages (linux/netfilter/nfnetlink_conntrack.h).
 const NEW: u16 = 1 << 8;
 const GET: u16 = 1 << 8 | 1;
 const DELETE: u16 = 1 << 8 | 2;
-/// Attributes.
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
@@ -31,13 +30,13 @@ const CTA_PROTO_NUM: u16 = 1;
 const CTA_PROTO_DST_PORT: u16 = 3;
 /// `IPPROTO_UDP`.
 const UDP: u8 = 17;
-/// Size of an `nfgenmsg`.
+/// The size of an `nfgenmsg`, in bytes.
 const NETFILTER_HEADER_BYTES: usize = 4;
-/// Longest wait for a datagram of the kernel.
+/// Bounds the wait for a datagram of the kernel.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Has the kernel forget the flows by UDP to these ports, IPv4 and IPv6. Blocks for as long as it
-/// takes to list all flows of the node.
+/// Deletes the kernel's entries of UDP flows to these ports, IPv4 and IPv6, and returns their
+/// number. Blocks while it lists all flows of the node.
 pub(super) fn forget(ports: &[HostPort]) -> io::Result<usize> {
     let wanted: Vec<_> = ports.iter().filter(|port| port.protocol == Protocol::Udp).collect();
     if wanted.is_empty() {
@@ -54,12 +53,12 @@ pub(super) fn forget(ports: &[HostPort]) -> io::Result<usize> {
     Ok(found.len())
 }
 
-/// A flow by UDP, as it began.
+/// A UDP flow, by its first packet.
 #[derive(Debug, PartialEq, Eq)]
 struct Flow {
     to: IpAddr,
     port: u16,
-    /// Its attributes that name it, as they came.
+    /// The encoded attributes that identify the flow.
     name: Vec<u8>,
 }
 
@@ -84,13 +83,13 @@ fn delete(flow: &Flow) -> io::Result<()> {
     let family = u8::try_from(family.as_raw()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let request = Request::new(DELETE, 0, &netfilter_header(family)).with_encoded(&flow.name);
     match request.execute(netlink::netfilter_socket(RESPONSE_TIMEOUT)?) {
-        // The flow has ended in between.
+        // The flow has ended meanwhile.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         deleted => deleted,
     }
 }
 
-/// A flow by UDP; `None` for any other.
+/// Parses a UDP flow; `None` for other protocols.
 fn flow(body: &[u8]) -> Option<Flow> {
     let encoded = body.get(NETFILTER_HEADER_BYTES..)?;
     let tuple = find_attribute(encoded, CTA_TUPLE_ORIG)?;
@@ -161,7 +160,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_the_kernel_writes_is_read(
+        fn message_of_any_bytes_is_accepted(
             bytes in prop::collection::vec(any::<u8>(), 0..200),
             cut in 0..100_usize
         ) {

@@ -1,8 +1,8 @@
-//! Named network namespaces, made as containerd makes those of its pods.
+//! Named network namespaces, made in containerd's way.
 //!
-//! Not by `ip netns add`, whose first call mounts the directory of the names over itself, with the
-//! names that are there. containerd can't remove these any more: they are mounted twice, and the
-//! pods on the node that have them would never end.
+//! `ip netns add` is not used: its first call mounts the directory of the names over itself, with
+//! the names in it. containerd can't remove names that are mounted twice, and the pods on the node
+//! with these names would never end.
 
 use std::{
     fs::{DirBuilder, OpenOptions},
@@ -23,11 +23,11 @@ use tokio::sync::oneshot;
 
 use crate::network::remove_if_there;
 
-/// Creates a network namespace with this name.
+/// Creates a network namespace with its name at a path.
 pub(crate) async fn make(path: &Path) -> io::Result<()> {
     let (sender, made) = oneshot::channel();
     let path = path.to_owned();
-    // unshare(2) affects this thread only, which ends with the call.
+    // unshare(2) affects only this thread, which ends with the call.
     thread::Builder::new().name("new-netns".to_owned()).spawn(move || {
         let _ = sender.send(make_on_thread(&path));
     })?;
@@ -38,14 +38,14 @@ fn make_on_thread(path: &Path) -> io::Result<()> {
     if let Some(dir) = path.parent() {
         DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
     }
-    // The place for the mount.
+    // The mount point.
     OpenOptions::new().write(true).create_new(true).mode(0o444).open(path)?;
     unshare(CloneFlags::CLONE_NEWNET)?;
     Ok(mount_bind("/proc/thread-self/ns/net", path)?)
 }
 
-/// Removes the name of a network namespace, which then ends with its last user. An absent name is
-/// fine.
+/// Removes the name of a network namespace, which then ends with its last user. Succeeds if the
+/// name is absent.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     unmount(path)?;
     match remove_if_there(path) {
@@ -58,9 +58,10 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes a name whose directory `ip netns add` has mounted over itself: the name's first mount
-/// has no path any more. Where nothing is mounted on it, in a mount namespace of its own, the name
-/// can be removed, and with it the kernel removes its mounts elsewhere. Changes its thread.
+/// Removes a name after `ip netns add` has mounted its directory over itself, which leaves the
+/// name's first mount without a path. In a new mount namespace, in which nothing is mounted on the
+/// name, the name can be removed; the kernel then removes its mounts in other namespaces. Changes
+/// the calling thread.
 fn remove_covered(path: &Path) -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
@@ -80,7 +81,7 @@ fn is_busy(error: &io::Error) -> bool {
     Errno::from_io_error(error) == Some(Errno::BUSY)
 }
 
-/// Unmounts all that is mounted on a path, of which two daemons may each have made one.
+/// Unmounts everything on a path: two daemons may each have made a mount.
 fn unmount(path: &Path) -> io::Result<()> {
     loop {
         match unmount_top(path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
@@ -99,7 +100,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs a function on a thread with mounts of its own.
+    /// Runs a function on a thread with its own mounts.
     fn with_own_mounts(work: impl FnOnce() + Send + 'static) {
         let thread = thread::spawn(move || {
             unshare(CloneFlags::CLONE_NEWNS).unwrap();
@@ -117,7 +118,7 @@ mod tests {
 
     /// Verifies N29.
     #[test]
-    fn name_is_all_that_is_mounted() {
+    fn creation_mounts_only_the_name() {
         let dir = tempfile::tempdir().unwrap();
         with_own_mounts(move || {
             let path = dir.path().join("names/kiyot-a");
@@ -148,7 +149,7 @@ mod tests {
             assert_eq!(mounts_beneath(&path).len(), 2);
             remove(&path).unwrap();
             assert!(!path.exists() && mounts_beneath(&path).is_empty());
-            assert_eq!(mounts_beneath(&other).len(), 2, "those of others stay");
+            assert_eq!(mounts_beneath(&other).len(), 2, "mounts of other names stay");
             assert!(names.is_dir());
         });
     }

@@ -1,8 +1,8 @@
-//! Host ports of cells (`hostPort`), where no CNI plugin maps them.
+//! Host ports of cells (`hostPort`) that no CNI plugin maps.
 //!
-//! Traffic to a local address of the node, from elsewhere or from the node itself, is sent to the
-//! cell's address of the same family. Traffic to 127.0.0.0/8 is not: that would need
-//! `route_localnet`, by which every cell could reach services on the node's loopback.
+//! Traffic to a local address of the node, from other machines or from the node itself, is sent to
+//! the cell's address of the same family. Traffic to 127.0.0.0/8 is not sent: it would need
+//! `route_localnet`, which lets every cell reach services on the node's loopback.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -28,13 +28,13 @@ pub(crate) enum PortError {
     #[error("{port} is taken by instance {cell}; allowed is a port that no other pod has")]
     TakenByInstance { port: HostPort, cell: String },
     #[error(
-        "{0}: without a CNI plugin that maps ports, allowed are addresses of the node, and none of \
-         127.0.0.0/8 or ::1"
+        "{0}: without a CNI plugin that maps ports, allowed are the node's addresses, except \
+         127.0.0.0/8 and ::1"
     )]
     Address(HostPort),
     #[error(
-        "the cell has no address that {0} could lead to; allowed is an address of the node of the \
-         same family as one of the pod's"
+        "{0}: the pod has no address of this family; allowed is an address of the node of the same \
+         family as an address of the pod"
     )]
     NoAddress(HostPort),
     #[error(transparent)]
@@ -44,9 +44,10 @@ pub(crate) enum PortError {
 /// The host ports of a cell.
 #[derive(Debug)]
 pub(super) struct Ports<'a> {
-    /// The name of the cell or of its instance, at most 19 bytes: chains have no longer names.
+    /// The name of the cell or of its instance. At most 19 bytes, because the names of chains are
+    /// limited.
     name: &'a str,
-    /// The directory of an instance on this node.
+    /// The directory of an instance on this node; `None` on another machine.
     dir: Option<&'a Path>,
     ports: &'a [HostPort],
 }
@@ -70,7 +71,8 @@ impl<'a> Ports<'a> {
         refused.map_or(Ok(()), |port| Err(PortError::Address(port.clone())))
     }
 
-    /// Maps the host ports to the cell. `subnets` are those of its link, in the form of `iptables`.
+    /// Maps the host ports to the cell. `subnets` are the subnets of its link, in the form of
+    /// `iptables`.
     pub(super) async fn open(
         &self,
         addresses: &[IpAddr],
@@ -102,8 +104,8 @@ impl<'a> Ports<'a> {
             .filter(move |port| port.host_ip.is_none_or(|ip| Family::of(&ip) == family))
     }
 
-    /// Deletes conntrack entries, so that existing flows match the current rules. Best effort: the
-    /// kernel drops them once the client pauses.
+    /// Deletes conntrack entries, so that existing flows follow the current rules. A failure is
+    /// only logged: the kernel drops the entries once the client pauses.
     pub(super) async fn forget_flows(&self) {
         let ports = self.ports.to_vec();
         match tokio::task::spawn_blocking(move || conntrack::forget(&ports)).await {
@@ -128,20 +130,20 @@ impl<'a> Ports<'a> {
         if self.ports.is_empty() { Ok(()) } else { self.remove().await }
     }
 
-    /// Removes the mapping, whatever it is. May be repeated.
+    /// Removes the mapping in both families, even without known ports. May be repeated.
     pub(super) async fn remove(&self) -> Result<(), PortError> {
-        // The content of the chains is not needed, and may be unknown after a crash.
+        // Only the names of the chains are needed: their content may be unknown after a crash.
         for any in [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()] {
             self.rules(any, &[]).remove(self.dir).await?;
         }
-        // Otherwise flows would continue to the next cell with this address.
+        // Otherwise existing flows would continue to the next cell with this address.
         self.forget_flows().await;
         Ok(())
     }
 
-    /// Masquerades what the node's own rules send to the address of a cell on another machine, as
-    /// those of kube-proxy do: an answer to the client itself would come from an address that it
-    /// did not call.
+    /// Maps the host ports to a cell on another machine, and masquerades connections that the
+    /// node's rules, such as kube-proxy's, send to its address. Otherwise the cell would answer the
+    /// client directly, from an address that the client did not call.
     pub(super) async fn open_remote(&self, address: IpAddr) -> Result<(), PortError> {
         if let Some(port) = self
             .ports
@@ -152,7 +154,7 @@ impl<'a> Ports<'a> {
         }
         let rules = self.rules(address, &everywhere());
         match rules.create(self.dir).await {
-            // A daemon that was killed before it recorded the attachment has made them.
+            // A previous daemon made the rules, and was killed before it recorded the attachment.
             Err(RuleError::Refused { .. }) => rules.ensure(self.dir).await?,
             outcome => outcome?,
         }
@@ -160,10 +162,10 @@ impl<'a> Ports<'a> {
         Ok(())
     }
 
-    /// Makes the rules of [`open_remote`](Self::open_remote) that are absent.
+    /// Makes the absent rules of [`open_remote`](Self::open_remote).
     pub(super) async fn restore_remote(&self, address: IpAddr) -> Result<(), PortError> {
         let rules = self.rules(address, &everywhere());
-        // Present chains were made whole, in one transaction.
+        // A transaction makes all chains or nothing, so that present chains are whole.
         if rules.are_present(self.dir).await? {
             return Ok(());
         }
@@ -173,7 +175,7 @@ impl<'a> Ports<'a> {
         Ok(())
     }
 
-    /// Returns the rules of the address's family.
+    /// Returns the rules for the family of `address`.
     fn rules(&self, address: IpAddr, subnets: &[String]) -> Rules {
         let family = Family::of(&address);
         let loopback = if family == Family::V4 { "127.0.0.0/8" } else { "::1/128" };
@@ -187,8 +189,8 @@ impl<'a> Ports<'a> {
             );
             words(&format!("{to}{at} -p {protocol} --dport {from} -j DNAT --to-destination {into}"))
         });
-        // Without masquerading, a neighbour on the link would get the answer directly from the cell
-        // and drop it.
+        // Without masquerading, the cell would answer a neighbour on its link directly, and the
+        // neighbour would drop the answer.
         let of_family = |subnet: &&String| (family == Family::V6) == subnet.contains(':');
         let neighbours = subnets
             .iter()
@@ -211,7 +213,7 @@ impl<'a> Ports<'a> {
     }
 }
 
-/// Returns the subnets of all neighbours of a cell on another machine.
+/// Returns subnets that contain all neighbours of a cell on another machine.
 fn everywhere() -> [String; 2] {
     ["0.0.0.0/0".to_owned(), "::/0".to_owned()]
 }
@@ -254,7 +256,7 @@ mod tests {
             ports.rules([10, 9, 8, 7].into(), &["10.9.8.0/24".to_owned(), "fd00::/64".to_owned()]);
         let [to, back] = &made.chains[..] else { panic!("{made:?}") };
         let chain = format!("KIYOT-HP-{}", home.cell());
-        assert!(chain.len() <= 28, "iptables takes no longer name of a chain: {chain}");
+        assert!(chain.len() <= 28, "longer than iptables allows: {chain}");
         assert_eq!(
             to.content[0].join(" "),
             format!("{chain} -p tcp --dport 8080 -j DNAT --to-destination 10.9.8.7:80")
@@ -268,7 +270,7 @@ mod tests {
         assert_eq!(
             [&to_remove.chains[0].jumps, &to_remove.chains[1].jumps],
             [&to.jumps, &back.jumps],
-            "they are taken away by the same words"
+            "a removal repeats the words of the creation"
         );
         let made = ports
             .rules("fd00::7".parse().unwrap(), &["10.9.8.0/24".to_owned(), "fd00::/64".to_owned()]);
@@ -277,7 +279,7 @@ mod tests {
         assert_eq!(
             mapped,
             [format!("{chain} -p tcp --dport 8080 -j DNAT --to-destination [fd00::7]:80")],
-            "10.0.0.1 is no address of this family"
+            "10.0.0.1 is of the other family"
         );
         assert_eq!((back.content.len(), made.family), (1, Family::V6));
     }

@@ -1,5 +1,5 @@
-//! The node's part in the network of cells on other machines: their host ports, and the way back of
-//! connections that the node's rules send to them.
+//! The node's part in the network of cells on other machines: their host ports, and the way back
+//! for connections that the node's rules send to them.
 
 use std::{
     collections::BTreeMap,
@@ -11,17 +11,18 @@ use kiyot_engine::provider::{ErrorClass, Held, HostPort, InstanceId, ProviderErr
 
 use crate::network::ports::{PortError, Ports};
 
-/// The forwarding of the node's connections to cells on other machines. The rules outlive the
-/// daemon, and not a reboot of the node, after which [`restore`](Self::restore) makes them again.
+/// Forwards the node's connections to cells on other machines. The rules outlive the daemon. After
+/// a reboot of the node, [`restore`](Self::restore) makes them again.
 #[derive(Debug)]
 pub struct Forwarding {
-    /// True if cells reach networks of the cluster by the node, whose services may lead to cells.
+    /// True if cells reach networks of the cluster through the node. The cluster's services may
+    /// then lead to cells.
     serves_cluster: bool,
     /// The host ports of cells until their rules are removed.
     ports: Mutex<BTreeMap<InstanceId, Reserved>>,
-    /// The cells of a previous daemon whose rules may be absent, with their addresses.
+    /// The cells of a previous daemon whose rules may be absent, by their addresses.
     adopted: Mutex<BTreeMap<InstanceId, IpAddr>>,
-    /// Serialises changes of rules: a restoration must not follow the end of its cell.
+    /// Serialises changes of rules, so that rules are not restored after the end of their cell.
     changes: tokio::sync::Mutex<()>,
 }
 
@@ -29,8 +30,8 @@ pub struct Forwarding {
 #[derive(Debug)]
 struct Reserved {
     ports: Vec<HostPort>,
-    /// False until a call has ended that makes the rules. One that failed or was cancelled may have
-    /// made them.
+    /// True once a call that makes the rules has succeeded. A call that failed or was cancelled may
+    /// have made them, too.
     are_made: bool,
 }
 
@@ -57,13 +58,13 @@ impl Forwarding {
         }
     }
 
-    /// Makes the absent rules of adopted cells. Returns the last error, after all were tried.
+    /// Makes the absent rules of adopted cells. Tries all, then returns the last error.
     pub async fn restore(&self) -> Result<(), ProviderError> {
         let mut outcome = Ok(());
         let adopted = self.adopted().clone();
         for (instance, address) in adopted {
             let _alone = self.changes.lock().await;
-            // It may have been closed since.
+            // The cell may have been closed meanwhile.
             if !self.adopted().contains_key(&instance) {
                 continue;
             }
@@ -113,7 +114,7 @@ impl Forwarding {
         }
         let _alone = self.changes.lock().await;
         self.adopted().remove(instance);
-        // An earlier daemon may have forwarded ports to an unknown instance.
+        // A previous daemon may have forwarded ports to an instance that this daemon does not know.
         Ports::of_remote(instance, &known.unwrap_or_default()).remove().await.map_err(|error| {
             ProviderError::transient(format!("end the ports of {instance}"), error)
         })?;
@@ -121,7 +122,8 @@ impl Forwarding {
         Ok(())
     }
 
-    /// Reserves the ports of an instance until it is closed. Returns false if its rules are made.
+    /// Reserves the ports of an instance until it is closed. Returns whether its rules are still to
+    /// be made.
     fn reserve(&self, instance: &InstanceId, ports: &[HostPort]) -> Result<bool, PortError> {
         let mut entries = self.entries();
         if let Some(reserved) = entries.get(instance) {
@@ -145,7 +147,7 @@ impl Forwarding {
         }
     }
 
-    /// Returns the ports of an instance, whether their rules are made or not.
+    /// Returns the ports of an instance, even if their rules are not made yet.
     fn ports_of(&self, instance: &InstanceId) -> Option<Vec<HostPort>> {
         self.entries().get(instance).map(|reserved| reserved.ports.clone())
     }
@@ -172,21 +174,21 @@ mod tests {
 
     /// Verifies N11.
     #[tokio::test]
-    async fn cancelled_call_leaves_the_ports_reserved_and_the_rules_to_make() {
+    async fn cancelled_call_keeps_the_ports_reserved_for_the_next_call() {
         let forwarding = Forwarding::new(true);
         let (first, second) = (InstanceId("i-1".into()), InstanceId("i-2".into()));
         let alone = forwarding.changes.lock().await;
         let address = IpAddr::from([10, 0, 0, 1]);
         assert!(forwarding.open(&first, address, &[port(1)]).now_or_never().is_none(), "it waits");
         drop(alone);
-        // Its rules may have been made: the flows of its ports end with it.
+        // The call may have made rules: a close must still find the flows of these ports.
         assert_eq!(forwarding.ports_of(&first), Some(vec![port(1)]));
         assert!(forwarding.reserve(&second, &[port(1)]).is_err(), "they may lead to the first");
         assert!(forwarding.reserve(&first, &[port(1)]).unwrap(), "the next call makes the rules");
     }
 
     #[test]
-    fn port_of_another_cell_is_refused_until_that_has_ended() {
+    fn port_of_another_cell_is_refused_until_that_cell_has_ended() {
         let forwarding = Forwarding::new(false);
         let (first, second) = (InstanceId("i-1".into()), InstanceId("i-2".into()));
         assert!(forwarding.reserve(&first, &[port(1), port(2)]).unwrap());

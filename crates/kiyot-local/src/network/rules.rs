@@ -1,7 +1,7 @@
-//! Firewall rules of cells: each in an own chain, so that they can be removed in any state.
+//! Firewall rules of cells, in chains of our own, so that they can be removed in any state.
 //!
-//! `iptables` only reads. Changes are one transaction of `iptables-restore`, which reads them from
-//! its input: however many rules there are, it is one process that changes all or nothing.
+//! `iptables` only reads. Each change is a transaction of `iptables-restore`, which reads the rules
+//! from its input: a single process changes all of them or nothing.
 
 use std::{ffi::OsStr, io, net::IpAddr, path::Path};
 
@@ -12,14 +12,14 @@ const TABLES_WAIT: &str = "10";
 /// The exit code of `iptables` and `iptables-restore` if the kernel refuses a command
 /// (`OTHER_PROBLEM` of xtables.h).
 const OTHER_PROBLEM: i32 = 1;
-/// The answers of `iptables` that mean absence: exit codes with a part of the message. The codes
-/// alone do not: 1 is also an exhausted kernel, 2 a wrong command line, 3 a lack of rights and 4 a
-/// lock timeout. iptables does not translate its messages.
+/// The answers of `iptables` that mean absence, each an exit code and a part of the message. The
+/// code alone has other meanings, too: 1 an exhausted kernel, 2 a wrong command line, 3 a lack of
+/// rights, 4 a lock timeout. iptables does not translate its messages.
 const ABSENT: [(i32, &str); 8] = [
     (OTHER_PROBLEM, "No chain/target/match by that name"),
     (OTHER_PROBLEM, "does a matching rule exist in that chain"),
-    // iptables-nft of an absent chain: up to 1.8.9, and in 1.8.10. Without a chain, the first
-    // message is of a table that it can't read.
+    // iptables-nft for an absent chain, up to 1.8.9 and in 1.8.10. If it names no chain, the first
+    // message means an unreadable table.
     (OTHER_PROBLEM, "' in table `"),
     (OTHER_PROBLEM, "Incompatible with this kernel"),
     // A kernel without netfilter's netlink, without a table, without IPv6, or without nf_tables.
@@ -29,24 +29,24 @@ const ABSENT: [(i32, &str); 8] = [
     (4, "Could not fetch rule set generation id: Invalid argument"),
 ];
 
-/// The line number of the first command of a transaction, after the line of the table.
+/// The line number of the first command in a transaction, after the line of the table.
 const FIRST_LINE: usize = 2;
-/// Bounds an argument of a rule, in bytes: far above a chain name or an address with a port.
+/// Bounds an argument of a rule, in bytes. A chain name, or an address with a port, is far shorter.
 const MAX_WORD_BYTES: usize = 128;
 
 /// An error of reading or changing rules.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RuleError {
-    /// The rules could not be read, or the program was cut.
+    /// The rules could not be read, or the program was interrupted.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// Nothing was changed.
+    /// The kernel or the program refused a line. Nothing was changed.
     #[error("{error}, at {line:?}")]
     Refused { line: String, error: CommandError },
-    /// Nothing was changed.
+    /// An argument could be split. Nothing was changed.
     #[error(
-        "{0:?} in a rule of the firewall; allowed are at most {MAX_WORD_BYTES} letters, digits and \
-         -_.:,/!@[]"
+        "argument of a firewall rule {0:?}: allowed are at most {MAX_WORD_BYTES} letters, digits \
+         and -_.:,/!@[]"
     )]
     Word(String),
 }
@@ -95,9 +95,9 @@ pub(super) struct Rules {
 #[derive(Debug)]
 pub(super) struct Chain {
     pub(super) name: String,
-    /// The jumps; each starts with the chain that it is in.
+    /// The jumps to the chain. Each starts with the chain that contains it.
     pub(super) jumps: Vec<Vec<String>>,
-    /// The rules; each starts with the chain's name.
+    /// The rules. Each starts with the chain's name.
     pub(super) content: Vec<Vec<String>>,
 }
 
@@ -118,7 +118,7 @@ impl Rules {
         Ok(transaction)
     }
 
-    /// Returns true if all chains exist, and the first jump to each.
+    /// Returns whether all chains exist, each with its first jump.
     pub(super) async fn are_present(&self, dir: Option<&Path>) -> Result<bool, RuleError> {
         for chain in &self.chains {
             if !self.has_chain(chain, dir).await? {
@@ -142,8 +142,8 @@ impl Rules {
                 transaction.push("-N", std::slice::from_ref(&chain.name))?;
             }
             for rule in chain.content.iter().chain(&chain.jumps) {
-                // Nothing jumps to an absent chain. `-C` of such a jump would exit as for a wrong
-                // command line.
+                // Nothing jumps to an absent chain. For a jump to it, `-C` would exit as for a
+                // wrong command line.
                 if !is_present || !self.has("-C", rule, dir).await? {
                     transaction.push("-A", rule)?;
                 }
@@ -152,7 +152,7 @@ impl Rules {
         transaction.commit(dir).await
     }
 
-    /// Removes the chains with any content in one transaction. Absent chains are fine.
+    /// Removes the chains, whatever they contain, in one transaction. Succeeds if they are absent.
     pub(super) async fn remove(&self, dir: Option<&Path>) -> Result<(), RuleError> {
         let mut present = Vec::new();
         for chain in &self.chains {
@@ -161,8 +161,8 @@ impl Rules {
             }
         }
         match self.removal(&present)?.commit(dir).await {
-            // A daemon of an older version, which changed rules one by one, may have been killed in
-            // between.
+            // A daemon of an older version, which changed rules one by one, may have been killed
+            // between two changes.
             Err(RuleError::Refused { error, .. }) if exit_code(&error) == Some(OTHER_PROBLEM) => {}
             result => return result,
         }
@@ -195,8 +195,8 @@ impl Rules {
         self.has("-n", &["-L".to_owned(), chain.name.clone()], dir).await
     }
 
-    /// Returns true if a read-only command finds its rule. A failed read is an error: a rule that
-    /// is wrongly taken for absent would lead a host port to the next cell with the address.
+    /// Returns whether a read-only command finds its rule. A failed read is an error: if a rule
+    /// wrongly counted as absent, its host port would lead to the next cell with the address.
     async fn has(
         &self,
         command: &str,
@@ -214,7 +214,7 @@ impl Rules {
 }
 
 /// Removes a chain that a CNI plugin made in the table `nat`, with the jumps to it in
-/// `POSTROUTING`. An absent chain is fine.
+/// `POSTROUTING`. Succeeds if the chain is absent.
 pub(super) async fn remove_chain_of_plugin(
     family: Family,
     chain: &str,
@@ -230,8 +230,8 @@ pub(super) async fn remove_chain_of_plugin(
     transaction.commit(Some(dir)).await
 }
 
-/// Returns the rules of a chain in the table `nat` as `iptables -S` prints them; `None` without the
-/// chain.
+/// Returns the rules of a chain in the table `nat`, as `iptables -S` prints them; `None` if the
+/// chain is absent.
 async fn printed_rules(
     family: Family,
     chain: &str,
@@ -245,8 +245,8 @@ async fn printed_rules(
     }
 }
 
-/// Returns the commands that delete the jumps to a chain. Rules are repeated as they were printed,
-/// as only so their comments stay quoted.
+/// Returns the commands that delete the jumps to a chain. They repeat the rules as printed, because
+/// only so comments stay quoted.
 fn removals(printed: &str, chain: &str) -> Vec<String> {
     let jump = format!(" -j {chain}");
     printed
@@ -256,7 +256,7 @@ fn removals(printed: &str, chain: &str) -> Vec<String> {
         .collect()
 }
 
-/// A transaction of a table: input of `iptables-restore`.
+/// A transaction of a table, the input of `iptables-restore`.
 #[derive(Debug)]
 struct Transaction {
     family: Family,
@@ -269,8 +269,8 @@ impl Transaction {
         Self { family, table, lines: Vec::new() }
     }
 
-    /// Adds a command. Arguments that `iptables-restore` could split are refused, whatever their
-    /// source.
+    /// Adds a command. Refuses arguments that `iptables-restore` could split, whatever their source
+    /// is.
     fn push(&mut self, command: &str, words: &[String]) -> Result<(), RuleError> {
         let mut line = command.to_owned();
         for word in words {
@@ -289,7 +289,7 @@ impl Transaction {
         format!("*{}\n{}\nCOMMIT\n", self.table, self.lines.join("\n"))
     }
 
-    /// Applies the transaction. An input that is cut changes nothing.
+    /// Applies the transaction. An incomplete input changes nothing.
     async fn commit(&self, dir: Option<&Path>) -> Result<(), RuleError> {
         if self.lines.is_empty() {
             return Ok(());
@@ -312,7 +312,7 @@ impl Transaction {
     }
 }
 
-/// Returns the number of the line that `iptables-restore` has refused.
+/// Returns the number of the line that `iptables-restore` refused.
 fn refused_line(said: &str) -> Option<usize> {
     let (_, behind) = said.rsplit_once("line")?;
     let digits = behind.trim_start_matches([':', ' ']);
@@ -326,14 +326,14 @@ fn exit_code(error: &CommandError) -> Option<i32> {
     }
 }
 
-/// Returns true if a read-only program reports absence. A program that was killed, could not be
-/// started or could not read the rules has not looked.
+/// Returns whether the error of a read-only program means absence. A program that was killed, did
+/// not start or could not read the rules proves nothing.
 fn says_no(error: &CommandError) -> bool {
     match error {
         CommandError::Refused { status, said, .. } => ABSENT
             .iter()
             .any(|(code, message)| status.code() == Some(*code) && said.contains(message)),
-        // Without the program there are no rules of it.
+        // Without the program, it has made no rules.
         CommandError::Io { source, .. } => source.kind() == io::ErrorKind::NotFound,
         CommandError::Cgroup { .. }
         | CommandError::Word(_)
@@ -481,7 +481,7 @@ mod tests {
             program: "iptables".to_owned(),
             source: kind.into(),
         };
-        assert!(says_no(&io(io::ErrorKind::NotFound)), "without the program there are no rules");
+        assert!(says_no(&io(io::ErrorKind::NotFound)), "an absent program has made no rules");
         assert!(!says_no(&io(io::ErrorKind::OutOfMemory)));
         assert!(!says_no(&CommandError::Deadline { program: "iptables".to_owned(), seconds: 30 }));
     }

@@ -1,4 +1,4 @@
-//! The accelerator of virtual machines: KVM where a guest runs under it, otherwise TCG.
+//! The accelerator of virtual machines: KVM if a guest runs under it, otherwise TCG.
 
 use std::{
     fs::{DirBuilder, File},
@@ -17,19 +17,18 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// The memory of the machine that a probe boots, in MiB.
 pub(super) const MEMORY_MIB: u64 = 256;
-/// The command line of its kernel, which prints from the start.
+/// The command line of the probe's kernel, which prints from its start.
 const COMMAND_LINE: &str = "console=ttyS0 earlyprintk=ttyS0 panic=-1";
-/// The device of KVM.
 const KVM: &str = "/dev/kvm";
-/// The subcommand of the cells' program.
+/// The subcommand of the cells' program that probes.
 const PROBE: &str = "probe-vm";
 /// Bounds the time of a probe. The subcommand bounds the boot.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The outcome of a probe; `None` until it is known.
-type Outcome = Option<Result<Accelerator, ProviderError>>;
+type ProbeOutcome = Option<Result<Accelerator, ProviderError>>;
 
-/// Finds the accelerator, once for each run of the daemon, which does not outlive a boot.
+/// Finds the accelerator once in a run of the daemon, which does not outlive a boot of the node.
 #[derive(Debug)]
 pub(super) struct Probe {
     choice: AcceleratorChoice,
@@ -42,19 +41,19 @@ pub(super) struct Probe {
 
 #[derive(Debug)]
 struct Running {
-    outcome: watch::Receiver<Outcome>,
+    outcome: watch::Receiver<ProbeOutcome>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Probe {
-    /// Returns a probe in a directory by the cells' program. Has no side effects.
+    /// Returns a probe that runs the cells' program in a directory. Has no side effects.
     pub(super) fn new(choice: AcceleratorChoice, program: PathBuf, dir: PathBuf) -> Self {
         let (device, limit) = (KVM.into(), LIMIT);
         Self { choice, program, dir, device, limit, running: Mutex::default() }
     }
 
-    /// Begins the probe in the background, unless it is done or runs. A failed one is repeated.
-    pub(super) fn begin(&self, machine: &VmFile) -> watch::Receiver<Outcome> {
+    /// Begins the probe in the background, unless it runs or has succeeded.
+    pub(super) fn begin(&self, machine: &VmFile) -> watch::Receiver<ProbeOutcome> {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         let failed = |running: &Running| matches!(&*running.outcome.borrow(), Some(Err(_)));
         if let Some(running) = running.as_ref().filter(|running| !failed(running)) {
@@ -89,7 +88,7 @@ impl Probe {
         outcome
     }
 
-    /// Returns the accelerator, once it is known.
+    /// Waits for the probe, and returns the accelerator.
     pub(super) async fn wait(&self, machine: &VmFile) -> Result<Accelerator, ProviderError> {
         let mut outcome = self.begin(machine);
         let known = outcome.wait_for(Option::is_some).await;
@@ -100,7 +99,7 @@ impl Probe {
     }
 }
 
-/// Returns KVM if a kernel printed under it.
+/// Returns KVM if a kernel has printed under KVM, otherwise TCG.
 async fn find(
     program: &Path,
     dir: &Path,
@@ -126,7 +125,7 @@ async fn find(
     }
 }
 
-/// Returns true on a node without the device of KVM, or without its driver.
+/// Returns whether the node has no KVM device, or no driver for it.
 fn is_absent(device: &Path) -> bool {
     use rustix::io::Errno;
     let absent = [Errno::NOENT, Errno::NODEV, Errno::NXIO];
@@ -158,7 +157,7 @@ mod tests {
         }
     }
 
-    /// A probe by a shell script in place of the cells' program, which counts its runs.
+    /// A probe that runs a shell script instead of the cells' program. The script counts its runs.
     struct Played {
         dir: tempfile::TempDir,
         probe: Probe,
@@ -171,8 +170,8 @@ mod tests {
             let script =
                 format!("#!/bin/sh\necho \"$*\" >> {at}/runs\necho $$ > {at}/pid\n{script}\n");
             let (program, device) = (dir.path().join("kiyot-cell"), dir.path().join("kvm"));
-            // By a process of its own: a program that another thread's child still holds open for
-            // writing can't be started.
+            // Written by another process, because a program can't be started while any child of
+            // another thread holds it open for writing.
             let write = "cat > \"$0\" && chmod 755 \"$0\"";
             let mut shell = std::process::Command::new("sh")
                 .args(["-c", write])
@@ -211,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failed_probe_is_no_result_and_is_repeated() {
+    async fn failed_probe_is_repeated() {
         let played = Played::new("echo no room >&2; exit 1", LONG);
         for runs in 1..3 {
             let error = played.probe.wait(&machine()).await.unwrap_err();
@@ -224,13 +223,13 @@ mod tests {
 
     /// Verifies N28.
     #[tokio::test]
-    async fn probe_that_hangs_is_ended_at_its_limit_and_is_no_result() {
+    async fn hanging_probe_is_killed_at_its_limit_without_a_result() {
         let played = Played::new("exec sleep 1000", Duration::from_secs(1));
         let pid = kiyot_testkit::wait_until("a probe has run", kiyot_testkit::LIMIT, async || {
             let error = played.probe.wait(&machine()).await.unwrap_err();
             assert_eq!(error.class, ErrorClass::Unanswered);
             assert_eq!(error.doing, "probe the accelerator: not done within 1 s");
-            // A machine under load may not have started it within its limit.
+            // A machine under load may not have started the probe within the limit.
             let pid = std::fs::read_to_string(played.dir.path().join("pid")).ok()?;
             pid.ends_with('\n').then(|| pid.trim().to_owned())
         })

@@ -1,5 +1,5 @@
-//! The image of cells, whose files have the hashes that its `image.json` lists: one that was half
-//! copied, or is of another architecture, is refused before a machine boots from it.
+//! The image of cells. Its `image.json` lists the hashes of its files, so that an incomplete image,
+//! or an image of another architecture, is refused before a machine boots from it.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ const MAX_LIST_BYTES: u64 = 64 * 1024;
 const FILES: [&str; 3] = ["kernel", "initramfs", "root.squashfs"];
 /// The architecture of QEMU's board `q35`.
 pub(super) const ARCHITECTURE: Architecture = Architecture::Amd64;
-/// Bytes that are read at once.
+/// The size of a read, in bytes.
 const READ_BYTES: usize = 1 << 20;
 
 /// An image that can't be used.
@@ -33,7 +33,7 @@ pub(super) enum ImageError {
     Io(PathBuf, #[source] io::Error),
     #[error("{0:?} is longer than {MAX_LIST_BYTES} bytes")]
     Long(PathBuf),
-    #[error("{0:?} is no list of an image")]
+    #[error("{0:?} is not a list of an image's files")]
     Invalid(PathBuf, #[source] serde_json::Error),
     #[error("{path:?} has the architecture {found:?}; allowed: \"{ARCHITECTURE}\"")]
     Architecture { path: PathBuf, found: String },
@@ -46,21 +46,21 @@ pub(super) enum ImageError {
 }
 
 impl ImageError {
-    /// Returns whether the file may be readable later: it exists, or that is unknown.
+    /// Returns whether a later check may succeed: the file exists, or its existence is unknown.
     pub(super) fn is_transient(&self) -> bool {
         matches!(self, Self::Io(_, error) if error.kind() != io::ErrorKind::NotFound)
     }
 }
 
-/// The image of cells in a directory. Clones share what they have compared.
+/// The image of cells in a directory. Clones share the results of comparisons.
 #[derive(Debug, Clone)]
 pub(super) struct Image {
     dir: PathBuf,
-    /// The files as they were when they had their hashes.
+    /// The identities of the files at the last successful comparison.
     compared: Arc<Mutex<Option<Vec<Identity>>>>,
 }
 
-/// The identity of a file's content: any write changes it.
+/// The identity of a file's content. Any write changes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Identity {
     device: u64,
@@ -82,7 +82,7 @@ impl Identity {
     }
 }
 
-/// The content of `image.json`, of which other fields are for people.
+/// The content of `image.json`. Its other fields are for people.
 #[derive(Debug, Deserialize)]
 struct List {
     architecture: String,
@@ -115,10 +115,10 @@ impl Image {
         self.dir.join(FILES[2])
     }
 
-    /// Compares each file with the list, unless all are as they were at the last comparison.
+    /// Compares each file with the list, unless all files are unchanged since the last comparison.
     /// Blocking.
     pub(super) fn check(&self) -> Result<(), ImageError> {
-        // Held while files are read, so that launches at the same time read them once.
+        // Held while files are read, so that concurrent launches read them once.
         let mut compared = self.compared.lock().unwrap_or_else(PoisonError::into_inner);
         let found = self.identities()?;
         if compared.as_ref() == Some(&found) {
@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    /// Makes an image whose files have their names as content.
+    /// Makes an image. The content of each file is its name.
     fn make(dir: &Path) -> Image {
         let mut files = serde_json::Map::new();
         for name in FILES {
@@ -211,14 +211,14 @@ mod tests {
 
     /// Verifies V10.
     #[test]
-    fn image_that_is_half_written_is_refused_by_the_name_of_the_file() {
+    fn incomplete_image_is_refused_by_the_name_of_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let image = make(dir.path());
         image.check().unwrap();
         let root = File::options().write(true).open(image.root()).unwrap();
         root.set_len(4).unwrap();
         assert!(refusal(&image).contains("root.squashfs\" has 4 bytes; image.json lists 13"));
-        // As large as it should be, and not yet written.
+        // Has the right size, but not yet the content.
         root.set_len(13).unwrap();
         assert!(refusal(&image).contains("root.squashfs\" has another SHA-256"));
         root.write_all_at(b"root.squashfs", 0).unwrap();
@@ -258,11 +258,11 @@ mod tests {
         write(r#"{"architecture":"amd64","files":{}}"#);
         assert!(refusal(&image).contains("lists no \"kernel\""));
         write(r#"{"files":{}}"#);
-        assert!(refusal(&image).contains("is no list of an image"));
+        assert!(refusal(&image).contains("is not a list of an image's files"));
         write(&" ".repeat(1 << 20));
         assert!(refusal(&image).contains("longer than 65536 bytes"));
         write("{}");
-        assert!(refusal(&image).contains("is no list of an image"));
+        assert!(refusal(&image).contains("is not a list of an image's files"));
         fs::remove_file(dir.path().join(LIST)).unwrap();
         assert!(refusal(&image).contains("image.json"));
     }

@@ -1,5 +1,5 @@
-//! The node's memory for virtual machines: a launch that would not fit is refused, so that the
-//! kernel has no reason to kill.
+//! The node's memory for virtual machines. A launch that would not fit is refused, so that the
+//! kernel need not kill processes.
 
 use std::{
     collections::HashMap,
@@ -16,12 +16,12 @@ use kiyot_link::vm_file::{Accelerator, TCG_CACHE_MIB, VmFile};
 
 use crate::Instances;
 
-/// The memory of a QEMU process and its launcher beside that of the guest, in MiB.
+/// The memory of a QEMU process and its launcher, without the guest's, in MiB.
 const PROCESS_MIB: u64 = 64;
-/// The memory above [`needed_mib`] that the processes of a machine get before the kernel ends them:
-/// buffers of the node's kernel for them, and the part of the disk that is being written.
+/// The margin between [`needed_mib`] and the limit at which the kernel ends a machine's processes,
+/// in MiB: the kernel's buffers for them, and the part of the disk that is being written.
 const LIMIT_MARGIN_MIB: u64 = 128;
-/// A byte count in MiB.
+/// The bytes in a MiB.
 const MIB: u64 = 1 << 20;
 
 /// Returns the memory that a machine may touch on the node, in MiB.
@@ -33,8 +33,8 @@ pub(super) fn needed_mib(machine: &VmFile) -> u64 {
     machine.memory_mib.saturating_add(PROCESS_MIB + cache)
 }
 
-/// Returns the limit of a machine's processes, in bytes. They need less: a guest that takes over
-/// its QEMU can't take the node's memory.
+/// Returns the memory limit of a machine's processes, in bytes. It is above their need, and keeps a
+/// guest that takes over its QEMU from taking the node's memory.
 pub(super) fn limit_bytes(machine: &VmFile) -> u64 {
     needed_mib(machine).saturating_add(LIMIT_MARGIN_MIB).saturating_mul(MIB)
 }
@@ -65,11 +65,11 @@ impl NodeMemory {
     }
 }
 
-/// The memory that launches have reserved and machines have not touched yet.
+/// The memory that launches have reserved and their machines have not touched yet, in MiB.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Memory(Arc<Mutex<HashMap<CellId, u64>>>);
 
-/// A reservation, which ends when it is dropped: from then on the instance's record counts.
+/// A reservation of memory. After it is dropped, the instance's record counts.
 #[derive(Debug)]
 pub(super) struct Reserved {
     memory: Memory,
@@ -84,8 +84,8 @@ impl Drop for Reserved {
 }
 
 impl Memory {
-    /// Reserves memory for a launch, if the node has it: beside what running machines and pending
-    /// launches may still touch. Blocking.
+    /// Reserves memory for a launch, if the node has enough besides the memory that running
+    /// machines and pending launches may still touch. Blocking.
     pub(super) fn reserve(
         &self,
         instances: &Instances,
@@ -93,7 +93,7 @@ impl Memory {
         needed_mib: u64,
     ) -> Result<Reserved, ProviderError> {
         let failed = |error| ProviderError::transient("look at the node's memory", error);
-        // Held while the node is looked at, so that no two launches reserve the same memory.
+        // Held while the memory is read, so that concurrent launches reserve different memory.
         let mut pending = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let running = instances.resident().map_err(failed)?;
         let node = NodeMemory::read().map_err(failed)?;
@@ -113,13 +113,13 @@ impl Memory {
     }
 }
 
-/// Returns the most memory that a machine of an instance type may touch, in MiB.
+/// Returns the most memory that a machine of this instance type may touch, in MiB.
 fn size_mib(name: &str) -> u64 {
     Size::parse(name).map_or(0, |size| size.memory_mib + PROCESS_MIB + TCG_CACHE_MIB)
 }
 
-/// Returns the memory that running machines may still touch, in MiB, by their sizes and what they
-/// have touched.
+/// Returns the memory that running machines may still touch, in MiB. Each item is a machine's size
+/// and the memory that it has touched.
 fn untouched_mib(running: impl Iterator<Item = (u64, u64)>) -> u64 {
     running.map(|(size, resident)| size.saturating_sub(resident)).sum()
 }
@@ -140,7 +140,7 @@ mod tests {
 
     /// Verifies N27.
     #[test]
-    fn machine_may_still_touch_what_it_has_not() {
+    fn untouched_memory_of_a_running_machine_is_reserved() {
         assert_eq!(untouched_mib([(1000, 300), (500, 700), (0, 9)].into_iter()), 700);
         assert_eq!(size_mib("2cpu-704mib"), 704 + 64 + 128);
         assert_eq!(size_mib("netns"), 0);
@@ -158,7 +158,7 @@ mod tests {
         let error = memory.reserve(&instances, &one, total + 1).unwrap_err();
         assert_eq!(error.class, ErrorClass::Capacity);
         assert!(error.doing.contains(one.as_str()) && error.doing.contains("MiB"), "{error}");
-        // A pending launch counts, until it is given up.
+        // A pending launch counts until its reservation is dropped.
         let held = memory.0.lock().unwrap().insert(other.clone(), total);
         assert_eq!(held, None);
         let reserved = Reserved { memory: memory.clone(), cell: other };

@@ -1,8 +1,8 @@
-//! Monitors of virtual machines: QEMU's own word on whether the guest runs (QMP, `query-status`).
+//! Monitors of virtual machines: QEMU's own report on whether the guest runs (QMP, `query-status`).
 //!
-//! A machine that does not run has a process, and its agent is silent. A guest that took over its
-//! QEMU answers here: the socket must be QEMU's, and the answer is bounded in size and time.
-//! Without an answer nothing is known: QEMU serves a single client, which may be an operator.
+//! A stopped machine still has a process, and its agent is silent. A guest that took over its QEMU
+//! may answer here: the socket must be QEMU's, and the answer is bounded in size and time. Without
+//! an answer nothing is known, because QEMU serves a single client, which may be an operator.
 
 use std::{
     collections::BTreeMap,
@@ -28,16 +28,16 @@ use crate::qemu::{Instance, InstanceState};
 pub(super) const SOCKET: &str = "qmp/qmp.sock";
 /// Bounds the time of an answer. Under load QEMU needs some milliseconds.
 const LIMIT: Duration = Duration::from_millis(500);
-/// Bounds the bytes of an answer, with the greeting and events before it.
+/// Bounds an answer with the greeting and events before it, in bytes.
 const MAX_BYTES: u64 = 16 * 1024;
-/// The identifier of our command, by which its answer is told from others.
+/// The identifier of our command, by which its answer is recognised.
 const ID: &str = "kiyot";
 /// Ends the negotiation, and asks whether the machine runs (QEMU, docs/interop/qmp-spec).
 const COMMANDS: &str = "{\"execute\":\"qmp_capabilities\"}\n\
                         {\"execute\":\"query-status\",\"id\":\"kiyot\"}\n";
-/// States in which the guest stands still, and may go on (QEMU, qapi/run-state.json).
+/// States in which the guest stands still and may continue (QEMU, qapi/run-state.json).
 const PAUSED: [&str; 4] = ["paused", "suspended", "debug", "watchdog"];
-/// States from which no guest goes on by itself, each with the reason of the end.
+/// States from which a guest does not continue by itself, each with the reason of its end.
 const ENDED: [(&str, &str); 4] = [
     ("internal-error", "QEMU stopped the machine: internal-error"),
     ("io-error", "QEMU stopped the machine: io-error of a disk"),
@@ -52,9 +52,9 @@ pub(super) struct Monitors(Mutex<BTreeMap<CellId, &'static str>>);
 /// A state of a machine that does not run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Halt {
-    /// Stands still, and may go on.
+    /// The guest stands still, and may continue. Has the status.
     Paused(&'static str),
-    /// Does not go on, for a reason.
+    /// The guest does not continue. Has the status and the reason.
     Ended(&'static str, &'static str),
 }
 
@@ -74,12 +74,13 @@ struct RunState {
 }
 
 impl Monitors {
-    /// Returns an instance with the state that its QEMU reports. Its socket is of one of `owners`.
+    /// Returns an instance with the state that its QEMU reports. One of `owners` must own its
+    /// socket.
     pub(super) async fn judge(&self, instance: Instance, dir: &Path, owners: &[u32]) -> Instance {
         if !instance.state.is_alive() {
             return instance;
         }
-        // No answer says nothing: the process runs.
+        // Without an answer, the running process counts.
         let Some(status) = ask(dir, owners).await else { return instance };
         let halt = halt(&status);
         self.log(&instance.cell, halt);
@@ -94,7 +95,6 @@ impl Monitors {
         }
     }
 
-    /// Logs a change.
     fn log(&self, cell: &CellId, halt: Option<Halt>) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match halt {
@@ -111,7 +111,7 @@ impl Monitors {
         }
     }
 
-    /// Forgets machines that are not listed any more.
+    /// Removes machines that are not listed any more.
     pub(super) fn retain(&self, listed: &[Instance]) {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|cell, _| listed.iter().any(|instance| instance.cell == *cell));
@@ -125,12 +125,12 @@ pub(super) async fn halted(dir: &Path, owners: &[u32]) -> Option<&'static str> {
     }
 }
 
-/// Returns the status of the machine of a directory; `None` without an answer in time.
+/// Returns the status of the machine in a directory; `None` without an answer in time.
 async fn ask(dir: &Path, owners: &[u32]) -> Option<String> {
     timeout(LIMIT, status(&dir.join(SOCKET), owners)).await.ok()?.ok()
 }
 
-/// Returns the meaning of a status; `None` for a machine that runs, and for an unknown status.
+/// Returns the meaning of a status; `None` if the machine runs, or the status is unknown.
 fn halt(status: &str) -> Option<Halt> {
     let paused = PAUSED.into_iter().find(|known| *known == status).map(Halt::Paused);
     let ended = ENDED.into_iter().find(|(known, _)| *known == status);
@@ -140,11 +140,11 @@ fn halt(status: &str) -> Option<Halt> {
 /// Asks a monitor for the status of its machine.
 async fn status(socket: &Path, owners: &[u32]) -> io::Result<String> {
     let socket = open(socket, owners)?;
-    // By its file descriptor: the path may lead elsewhere by now.
+    // Connects by its file descriptor: the path may lead elsewhere by now.
     let path = format!("/proc/self/fd/{}", socket.as_raw_fd());
     let (reader, mut writer) = UnixStream::connect(path).await?.into_split();
     let mut lines = BufReader::new(reader.take(MAX_BYTES)).lines();
-    // QEMU takes commands after its greeting.
+    // QEMU accepts commands after its greeting.
     next(&mut lines).await?;
     writer.write_all(COMMANDS.as_bytes()).await?;
     loop {
@@ -157,8 +157,8 @@ async fn status(socket: &Path, owners: &[u32]) -> io::Result<String> {
     }
 }
 
-/// Opens a socket of one of the owners. QEMU of earlier versions may replace the file: a link would
-/// lead the daemon to the socket of another.
+/// Opens a socket that one of the owners owns. QEMU of earlier versions may replace the file: a
+/// link could lead the daemon to another user's socket.
 fn open(socket: &Path, owners: &[u32]) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = openat(CWD, socket, flags, Mode::empty())?;
@@ -200,7 +200,7 @@ mod tests {
         format!(r#"{{"return": {{"status": "{status}", "running": false}}, "id": "kiyot"}}"#)
     }
 
-    /// Returns an instance that runs, in a directory whose monitor sends lines and then waits.
+    /// Returns a running instance, judged by a monitor that sends these lines and then waits.
     async fn judged_by(lines: Vec<String>) -> (Instance, Monitors) {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("qmp")).unwrap();
@@ -208,7 +208,7 @@ mod tests {
         let served = tokio::spawn(async move {
             let (mut client, _) = monitor.accept().await.unwrap();
             for line in lines {
-                // The client may have left.
+                // The client may have disconnected.
                 let _ = client.write_all(format!("{line}\r\n").as_bytes()).await;
             }
             let mut commands = Vec::new();
@@ -235,7 +235,7 @@ mod tests {
 
     /// Verifies V12.
     #[tokio::test]
-    async fn machine_has_the_state_that_its_monitor_reports() {
+    async fn machine_has_the_state_of_its_monitor() {
         for status in ["running", "prelaunch", "", "no such state"] {
             assert_eq!(state(status).await, (InstanceState::Running, String::new()), "{status}");
         }
@@ -249,7 +249,7 @@ mod tests {
 
     /// Verifies V17.
     #[tokio::test]
-    async fn invalid_answer_says_nothing() {
+    async fn invalid_answer_leaves_the_machine_running() {
         let panicked = answer("guest-panicked");
         let cases: [Vec<String>; 7] = [
             vec![],
@@ -270,7 +270,7 @@ mod tests {
 
     /// Verifies V17.
     #[tokio::test]
-    async fn socket_of_another_is_not_asked() {
+    async fn socket_of_another_owner_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let [own, link, file] = ["own", "link", "file"].map(|name| dir.path().join(name));
         let listener = UnixListener::bind(&own).unwrap();
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn machines_that_are_not_listed_are_forgotten() {
+    async fn machine_that_is_not_listed_is_removed() {
         let lines = [GREETING, &answer("paused")].map(str::to_owned);
         let (judged, monitors) = judged_by(lines.into()).await;
         monitors.retain(std::slice::from_ref(&judged));

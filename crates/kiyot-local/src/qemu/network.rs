@@ -1,8 +1,8 @@
-//! The network of a virtual machine's pod: the device of the machine is joined with that of the
-//! cell's network namespace, and the guest is the pod.
+//! The network of a virtual machine's pod. The machine's device is joined with the device of the
+//! cell's network namespace, so that the guest has the pod's place.
 //!
-//! Frames are redirected by traffic control. To the guest go all. From the guest go only those with
-//! the pod's hardware address and one of its addresses; the rest reaches the stack of the
+//! Traffic control redirects frames. All frames go to the guest. From the guest, only frames with
+//! the pod's hardware address and a pod address are redirected. Other frames reach the stack of the
 //! namespace, which drops everything but the link's connections (`kiyot-cell launch-vm`).
 
 use std::{
@@ -27,18 +27,18 @@ use crate::{
 /// The device file of tap devices.
 pub(super) const TUN: &str = "/dev/net/tun";
 
-/// Options of `ip` for the address families, with the address of the default routes.
+/// The options of `ip` for the address families, with the destination of default routes.
 const FAMILIES: [(&str, IpAddr); 2] =
     [("-4", IpAddr::V4(Ipv4Addr::UNSPECIFIED)), ("-6", IpAddr::V6(Ipv6Addr::UNSPECIFIED))];
 
-/// Joins the device of a machine with the pod's, and returns the network for its agent. May be
-/// repeated.
+/// Joins the device of a machine with the pod's, and returns the network for the machine's agent.
+/// May be repeated.
 pub(super) async fn join(home: &Home, addresses: &[IpAddr]) -> Result<PodNetwork, ProviderError> {
     let failed = |error: CommandError| ProviderError::transient(joining(home), error);
     let mut network = read(home, addresses).await?;
     let lines = redirections(network.mac, addresses);
     if tc(home, &lines).await.is_err() {
-        // A daemon that was killed here has left some of them.
+        // A daemon that was killed here may have left a part of the redirections.
         for device in [DEVICE, POD_TAP] {
             let _absent = tc(home, &format!("qdisc del dev {device} ingress\n")).await;
         }
@@ -122,8 +122,8 @@ fn redirect(to: &str) -> String {
     format!("action mirred egress redirect dev {to}")
 }
 
-/// Commands of `tc` for frames of the guest. Each is redirected by the first filter that it
-/// matches; filters of a protocol have the same priority, and priorities differ by protocol.
+/// Commands of `tc` for frames from the guest. The first matching filter redirects a frame. Filters
+/// of a protocol have the same priority, and priorities differ by protocol.
 #[derive(Default)]
 struct Rules(String);
 
@@ -133,7 +133,7 @@ impl Rules {
         self.0.push('\n');
     }
 
-    /// Redirects frames with these matches to the network.
+    /// Redirects the guest's frames with these matches to the network.
     fn allow(&mut self, protocol: &str, prio: u8, mac: MacAddress, matches: &str) {
         self.line(format!(
             "filter add dev {POD_TAP} parent ffff: protocol {protocol} prio {prio} u32 match ether \
@@ -142,9 +142,9 @@ impl Rules {
         ));
     }
 
-    /// Allows packets from an address, and ARP messages that say where it is (RFC 826): offset 0
-    /// has the kinds and lengths of addresses, offset 8 the sender's hardware address, and offset
-    /// 14 the sender's address. Matches have four bytes, at multiples of four.
+    /// Allows packets from an address, and ARP messages that announce it (RFC 826). Offset 0 has
+    /// the kinds and lengths of addresses, offset 8 the sender's hardware address, and offset 14
+    /// the sender's address. A match has four bytes, at a multiple of four.
     fn allow_v4(&mut self, mac: MacAddress, address: Ipv4Addr) {
         self.allow("ip", 2, mac, &format!("match ip src {address}/32"));
         let [m0, m1, m2, m3, m4, m5] = mac.0;
@@ -161,9 +161,9 @@ impl Rules {
         self.allow("arp", 3, mac, &matches.join(" "));
     }
 
-    /// Allows packets from an address: those whose first header is that of TCP, UDP, SCTP or a
-    /// fragment, and ICMPv6 but for messages of a router. What an advertisement of a neighbour says
-    /// must be the address. Extension headers, behind which messages could hide, are not allowed.
+    /// Allows packets from an address whose first header is TCP, UDP, SCTP, a fragment, or ICMPv6.
+    /// ICMPv6 messages of a router are not allowed, and a neighbour advertisement must announce
+    /// this address. Extension headers are not allowed, because messages could hide behind them.
     fn allow_v6(&mut self, mac: MacAddress, address: Ipv6Addr) {
         let from = format!("match ip6 src {address}/128");
         for header in TRANSPORTS {
@@ -182,9 +182,9 @@ impl Rules {
         self.allow_duplicate_address_detection(mac, address);
     }
 
-    /// Allows fragments (RFC 8200, 4.5) of packets of TCP, UDP, SCTP, and of echoes, which alone of
-    /// the messages of ICMPv6 need them: the type is in the first fragment, whose offset is 0. A
-    /// filter for each bit of the offset allows the later ones.
+    /// Allows fragments (RFC 8200, 4.5) of TCP, UDP and SCTP packets, and of echoes, the only
+    /// ICMPv6 messages that need them. The first fragment, with offset 0, has the ICMPv6 type. For
+    /// later fragments there is a filter for each bit of the offset.
     fn allow_fragments(&mut self, mac: MacAddress, from: &str) {
         const FRAGMENT: u8 = 44;
         const ECHOES: [u8; 2] = [128, 129];
@@ -209,8 +209,8 @@ impl Rules {
         }
     }
 
-    /// Allows the solicitations by which a guest looks if its address is taken (RFC 4862, 5.4.2).
-    /// For another's address they would say that it is.
+    /// Allows the solicitations by which a guest checks whether its address is taken (RFC 4862,
+    /// 5.4.2). A solicitation for another address would claim that address.
     fn allow_duplicate_address_detection(&mut self, mac: MacAddress, address: Ipv6Addr) {
         let target = words_at(48, address.octets());
         let matches =
@@ -224,17 +224,17 @@ const TRANSPORTS: [u8; 3] = [6, 17, 132];
 /// The number of the protocol ICMPv6.
 const ICMPV6: u8 = 58;
 
-/// Matches the kind of the header after that of IPv6.
+/// Returns a match of the next header in the IPv6 header.
 fn next_header(kind: u8) -> String {
     format!("match u32 {:#010x} 0x0000ff00 at 4", u32::from(kind) << 8)
 }
 
-/// Matches the type of an ICMPv6 message that follows the header of IPv6.
+/// Returns a match of the type of an ICMPv6 message directly after the IPv6 header.
 fn icmp_type(kind: u8) -> String {
     format!("match u32 {:#010x} 0xff000000 at 40", u32::from(kind) << 24)
 }
 
-/// Matches 16 bytes at an offset.
+/// Returns matches of 16 bytes at an offset.
 fn words_at(offset: usize, bytes: [u8; 16]) -> String {
     let words = bytes.chunks(4).enumerate().map(|(index, word)| {
         let value = word.iter().fold(0, |value, byte| value << 8 | u32::from(*byte));
@@ -256,7 +256,7 @@ mod tests {
     const MAC: MacAddress = MacAddress([2, 0, 0x5e, 0, 0x53, 1]);
 
     #[test]
-    fn guest_of_an_ipv4_pod_sends_from_its_address_alone() {
+    fn guest_of_an_ipv4_pod_sends_only_from_its_address() {
         let lines = redirections(MAC, &["10.1.2.3".parse().unwrap()]);
         let from_guest: Vec<_> =
             lines.lines().filter(|line| line.contains("filter add dev tap-pod")).collect();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn guest_of_an_ipv6_pod_advertises_its_addresses_alone() {
+    fn guest_of_an_ipv6_pod_advertises_only_its_addresses() {
         let lines = redirections(MAC, &["fd00::7".parse().unwrap()]);
         let advertisements: Vec<_> =
             lines.lines().filter(|line| line.contains("0x88000000 0xff000000 at 40")).collect();
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn link_local_address_is_that_of_the_hardware_address() {
+    fn link_local_address_follows_from_the_hardware_address() {
         assert_eq!(link_local(MAC).to_string(), "fe80::5eff:fe00:5301");
     }
 }

@@ -1,4 +1,4 @@
-//! The device, routes and neighbours of a pod, as `ip -j` says them.
+//! The device, routes and neighbours of a pod, parsed from `ip -j`.
 
 use std::{net::IpAddr, num::NonZeroU32};
 
@@ -9,10 +9,10 @@ use kiyot_link::{
 };
 use serde::Deserialize;
 
-/// The flag of a route whose gateway is on the link although no route says so.
+/// The flag of a route whose gateway is on the link even without a route to it.
 const ON_LINK: &str = "onlink";
 
-/// An error of reading a pod's network.
+/// An error while reading a pod's network.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RouteError {
     #[error("the output of ip is not JSON")]
@@ -72,7 +72,7 @@ struct Metrics {
 #[derive(Debug, Deserialize)]
 struct NeighbourLine {
     dst: String,
-    /// Absent for a proxy.
+    /// The hardware address; absent for a proxy.
     lladdr: Option<String>,
 }
 
@@ -111,10 +111,12 @@ impl Device {
     }
 }
 
-/// Reads the output of `ip -j -4 route show dev DEVICE` or that with `-6`, where `any` is the
-/// address of the family's default routes. Routes on the link come first, because gateways are
-/// reached by them. The kernel's route of an address is one of them, unless the CNI plugin has
-/// removed it; that of the link-local addresses the guest's kernel makes, too.
+/// Parses the output of `ip -j -4 route show dev DEVICE`, or the same with `-6`; `any` is the
+/// destination of the family's default routes.
+///
+/// Routes on the link come first, because gateways are reached by them. Among them is the kernel's
+/// route of an address, unless the CNI plugin has removed it. The link-local route is left out,
+/// because the guest's kernel makes it.
 pub(super) fn parse(output: &[u8], any: IpAddr) -> Result<Vec<Route>, RouteError> {
     let lines: Vec<Line> = listed(output)?;
     let is_unicast = |line: &&Line| line.kind.as_deref().is_none_or(|kind| kind == "unicast");
@@ -128,7 +130,7 @@ pub(super) fn parse(output: &[u8], any: IpAddr) -> Result<Vec<Route>, RouteError
     Ok(routes)
 }
 
-/// Reads the output of `ip -j neigh show dev DEVICE nud permanent`.
+/// Parses the output of `ip -j neigh show dev DEVICE nud permanent`.
 pub(super) fn parse_neighbours(output: &[u8]) -> Result<Vec<Neighbour>, RouteError> {
     let lines: Vec<NeighbourLine> = listed(output)?;
     let with_mac = lines.iter().filter_map(|line| Some((line, line.lladdr.as_deref()?)));
@@ -137,7 +139,7 @@ pub(super) fn parse_neighbours(output: &[u8]) -> Result<Vec<Neighbour>, RouteErr
         .collect()
 }
 
-/// Reads a list. Without an entry, older versions of `ip` print nothing.
+/// Parses a list. For an empty list, older versions of `ip` print nothing.
 fn listed<T: for<'a> Deserialize<'a>>(output: &[u8]) -> Result<Vec<T>, RouteError> {
     match output.trim_ascii() {
         b"" => Ok(Vec::new()),
@@ -168,7 +170,7 @@ impl Line {
     }
 }
 
-/// Returns true for the route to the link-local addresses of IPv6.
+/// Returns whether a route leads to link-local addresses of IPv6.
 fn is_link_local(route: &Route) -> bool {
     matches!(route.destination.address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
@@ -210,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn routes_on_the_link_come_first_also_those_of_the_kernel() {
+    fn routes_on_the_link_come_first_with_those_of_the_kernel() {
         let routes = parse(
             br#"[{"dst":"default","gateway":"169.254.1.1","flags":[]},
             {"dst":"169.254.1.1","scope":"link","flags":[]},
@@ -256,7 +258,7 @@ mod tests {
 
     /// Verifies V8.
     #[test]
-    fn route_has_its_mtu_and_a_gateway_that_is_on_the_link_without_a_route() {
+    fn route_keeps_its_mtu_and_on_link_flag() {
         let routes = parse(
             br#"[{"dst":"default","gateway":"10.9.9.9","flags":["onlink"],
             "metrics":[{"mtu":1450}]},

@@ -1,6 +1,8 @@
-//! Users of machines: each cell's QEMU has one of its own, so that it shares neither the kernel's
-//! limits of a user nor access to processes with another cell's. The owner of a cell's disk is the
-//! record: it is there before QEMU starts, and leaves with the cell's directory at the proven end.
+//! Users of machines. Each cell's QEMU has its own user, so that cells share neither the kernel's
+//! limits of a user nor access to processes.
+//!
+//! The owner of a cell's disk is the record: the disk exists before QEMU starts, and is removed
+//! with the cell's directory, after the proven end.
 
 use std::{
     collections::HashMap,
@@ -17,9 +19,8 @@ use kiyot_engine::{
 
 use crate::{Home, Instances};
 
-/// The disk in the directory of an instance.
+/// The name of the disk in an instance's directory.
 pub(super) const DISK: &str = "disk.img";
-/// The mode of a disk.
 const DISK_MODE: u32 = 0o600;
 
 /// The users of machines.
@@ -27,11 +28,11 @@ const DISK_MODE: u32 = 0o600;
 pub(super) struct Users {
     /// The first of [`MAX_CELLS_LIMIT`] users.
     first: u32,
-    /// Those of launches whose disk may not be there yet.
+    /// The users of launches whose disk may not exist yet.
     pending: Arc<Mutex<HashMap<CellId, u32>>>,
 }
 
-/// A user for a launch. Once it is dropped, the disk's owner counts.
+/// A reservation of a user for a launch. After it is dropped, the owner of the disk counts.
 #[derive(Debug)]
 pub(super) struct ReservedUser {
     users: Users,
@@ -51,14 +52,14 @@ impl Users {
         Self { first, pending: Arc::default() }
     }
 
-    /// Reserves the lowest user that no cell has. Blocking.
+    /// Reserves the lowest user that no other cell has. Blocking.
     pub(super) fn reserve(
         &self,
         instances: &Instances,
         cell: &CellId,
     ) -> Result<ReservedUser, ProviderError> {
         let failed = |error| ProviderError::transient("find a user for QEMU", error);
-        // Held while owners are read, so that no two launches reserve the same user.
+        // Held while owners are read, so that concurrent launches reserve different users.
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         let homes = instances.homes().map_err(failed)?;
         let owners = homes.iter().filter_map(|home| owner(home).transpose());
@@ -75,7 +76,8 @@ impl Users {
     }
 }
 
-/// Returns the user of a cell's QEMU; `None` without a disk, which is made before QEMU starts.
+/// Returns the user of a cell's QEMU; `None` if the disk, which is made before QEMU starts, is
+/// absent.
 fn owner(home: &Home) -> io::Result<Option<u32>> {
     match fs::symlink_metadata(home.file(DISK)) {
         Ok(metadata) => Ok(Some(metadata.uid())),
@@ -84,7 +86,7 @@ fn owner(home: &Home) -> io::Result<Option<u32>> {
     }
 }
 
-/// Makes the empty disk of a cell: a sparse file of a user.
+/// Makes the empty disk of a cell, a sparse file that `user` and `group` own.
 pub(super) fn make_disk(home: &Home, bytes: u64, user: u32, group: u32) -> io::Result<()> {
     let mut options = fs::OpenOptions::new();
     let file = options.write(true).create_new(true).mode(DISK_MODE).open(home.file(DISK))?;
@@ -103,7 +105,7 @@ mod tests {
 
     /// Verifies N31.
     #[test]
-    fn cells_have_users_of_their_own_until_their_directory_is_gone() {
+    fn cell_has_its_own_user_until_its_directory_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let config = MilpaBackend { state_dir: dir.path().into(), ..MilpaBackend::default() };
         let instances = Instances::new(&config, &config.qemu.network, None, "any");
@@ -112,7 +114,7 @@ mod tests {
         let [one, other] = [cell(), cell()];
         let first = users.reserve(&instances, &one).unwrap();
         let second = users.reserve(&instances, &other).unwrap();
-        assert_eq!((first.user, second.user), (own, own + 1), "of launches at the same time");
+        assert_eq!((first.user, second.user), (own, own + 1), "two launches at the same time");
         drop(second);
         assert_eq!(users.reserve(&instances, &other).unwrap().user, own + 1);
 

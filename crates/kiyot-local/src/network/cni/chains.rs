@@ -1,8 +1,8 @@
-//! Rules that an interrupted CNI plugin left.
+//! Removes the rules that an interrupted CNI plugin left.
 //!
-//! The plugins `bridge` and `ptp` masquerade with a chain per container. DEL removes the chain only
-//! while the link has addresses (containernetworking/plugins, `cmdDel`), so that it stays once an
-//! ADD or DEL was killed halfway.
+//! The plugins `bridge` and `ptp` masquerade with a chain for each container. DEL removes the chain
+//! only while the link has addresses (containernetworking/plugins, `cmdDel`): after an ADD or DEL
+//! was killed halfway, the chain stays.
 
 use std::{fmt::Write as _, net::IpAddr, path::Path};
 
@@ -15,8 +15,8 @@ const PREFIX: &str = "CNI-";
 /// The length of a chain name of the plugins, in bytes (`pkg/utils`, `maxChainLength`).
 const NAME_BYTES: usize = 28;
 
-/// Removes the masquerading chain of a container, in the families of its addresses; without
-/// addresses in all families. An absent chain is fine.
+/// Removes the masquerading chain of a container in the families of its addresses, or in all
+/// families without addresses. Succeeds if the chain is absent.
 pub(super) async fn remove(
     network: &str,
     container: &str,
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chain_name_is_that_of_the_plugins() {
+    fn chain_name_equals_the_plugins_name() {
         // containernetworking/plugins, pkg/utils/utils_test.go.
         assert_eq!(chain_name("test", "1234"), "CNI-2bbe0c48b91a7d1b8a6753a8");
     }

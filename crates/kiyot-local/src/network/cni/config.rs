@@ -13,8 +13,8 @@ use crate::network::cni::{CniError, Network, plugin_type};
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 impl Network {
-    /// Reads the network that containerd would use: the first by name of the files `*.conf`,
-    /// `*.conflist` and `*.json` of a directory. `None` without any.
+    /// Reads the network that containerd would use, from the first file by name of `*.conf`,
+    /// `*.conflist` and `*.json` in a directory. Returns `None` without such a file.
     pub(crate) fn load(dir: &Path, bin_dirs: &[PathBuf]) -> Result<Option<Self>, CniError> {
         let entries = match fs::read_dir(dir) {
             Ok(entries) => entries,
@@ -41,7 +41,8 @@ impl Network {
         Ok(None)
     }
 
-    /// Parses a list, or a single plugin's configuration. A list without plugins is skipped.
+    /// Parses a list of plugins, or the configuration of a single plugin. Returns `None` for a list
+    /// without plugins.
     pub(super) fn parse(
         path: &Path,
         content: &[u8],

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// Bounds the addresses of a pod.
 const MAX_ADDRESSES: usize = 16;
-/// Bounds the part of a plugin's error message that is kept, in bytes.
+/// Bounds the kept part of a plugin's error message, in bytes.
 const MAX_MESSAGE_BYTES: usize = 2000;
 
 #[derive(Deserialize)]
@@ -32,7 +32,7 @@ struct Ip {
 }
 
 #[derive(Deserialize)]
-struct Refusal {
+struct PluginError {
     code: Option<u64>,
     #[serde(default)]
     msg: String,
@@ -41,8 +41,8 @@ struct Refusal {
 }
 
 impl Ip {
-    /// Returns the address and the prefix length of its subnet, if present; `None` if it is not an
-    /// address, or the prefix is too long.
+    /// Returns the address, and the prefix length of its subnet if the text has it; `None` if the
+    /// text is not an address, or its prefix is too long.
     fn parsed(&self) -> Option<(IpAddr, Option<u8>)> {
         let (address, prefix) = self
             .address
@@ -50,7 +50,7 @@ impl Ip {
             .map_or((self.address.as_str(), None), |(address, prefix)| (address, Some(prefix)));
         let address: IpAddr = address.parse().ok()?;
         let most = if address.is_ipv4() { 32 } else { 128 };
-        // `u8::from_str` takes "+8".
+        // `u8::from_str` accepts "+8".
         let bits = |text: &str| {
             text.parse::<u8>()
                 .ok()
@@ -63,8 +63,8 @@ impl Ip {
     }
 }
 
-/// Returns the subnets of a result that [`addresses`] has read, in the form of `iptables`: address
-/// and prefix.
+/// Returns the subnets of a result, as address and prefix in the form of `iptables`. [`addresses`]
+/// has checked the result.
 pub(super) fn subnets(result: &Value) -> Vec<String> {
     let ips = Answer::deserialize(result).map(|answer| answer.ips).unwrap_or_default();
     let subnet = |ip: &Ip| match ip.parsed()? {
@@ -106,7 +106,7 @@ pub(super) fn addresses(result: &Value, device: &str) -> Result<Vec<IpAddr>, Str
 
 /// Returns the message of a plugin's error; `None` without a message.
 pub(super) fn refusal(output: &[u8]) -> Option<String> {
-    let refusal: Refusal = serde_json::from_slice(output).ok()?;
+    let refusal: PluginError = serde_json::from_slice(output).ok()?;
     let mut words = refusal.msg;
     if !refusal.details.is_empty() {
         let _ = write!(words, ": {}", refusal.details);
@@ -188,13 +188,13 @@ mod tests {
             "no: none left (code 7)"
         );
         assert_eq!(refusal(b"panic"), None);
-        // Without a message the error has the exit status and the output.
+        // Without a message, the caller reports the exit status and the output.
         assert_eq!(refusal(b"{}"), None);
     }
 
     proptest! {
         #[test]
-        fn no_output_is_too_strange(output in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn output_of_any_bytes_is_accepted(output in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = refusal(&output);
         }
     }
