@@ -1,8 +1,8 @@
 //! The node's shares of CellBudgets.
 //!
-//! The API server is the only arbiter: a share is an entry in the status of its budget, which the
-//! node's daemon alone changes, by a patch of the version that it has read. `target` says which
-//! share a node should have, `settle` writes it, and [`BudgetKeeper`] does so when orders wait,
+//! The API server is the only arbiter. A share is an entry in its budget's status. Only the node's
+//! daemon changes the entry, by a patch of the version that it has read. `target` decides the share
+//! that a node should have, `settle` writes it, and [`BudgetKeeper`] settles when orders wait,
 //! cells have ended, or budgets change.
 
 use std::{
@@ -41,25 +41,25 @@ use informer::{Budgets, Known, KnownBudget};
 use settle::{Ledger, SettleError, Settled, Writing, settle};
 use sweep::{DELETED_FOR, SWEEP_PERIOD, Sweeper};
 
-/// Period in which shares are compared with what cells hold.
+/// Period in which shares are compared with the price of cells.
 const PERIOD: Duration = Duration::from_secs(5);
-/// Least time between two writes of a share: a burst of launches shares one.
+/// Least time between two writes of a share. The launches of a burst share a write.
 const WRITE_PAUSE: Duration = Duration::from_secs(1);
-/// Time for which a share that is too large stays, while much of the budget is left, and while
-/// little is.
+/// Time for which a too large share stays while much of the budget is left. [`SCARCE_PATIENCE`]
+/// counts while little is left.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SCARCE_PATIENCE: Duration = Duration::from_secs(5);
 /// Least time between two rounds, however often budgets change.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
-/// Writes of a share that are tried at most, one after the other, while other nodes write.
+/// Bounds the successive attempts to write a share while other nodes write.
 const MAX_CONFLICTS: u32 = 10;
-/// Longest pause before a write is tried again, for each conflict before.
+/// Longest pause before another attempt, for each earlier conflict.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(30);
-/// Longest time for which it is not reported that cells have cost a little.
+/// Longest time for which a small cost stays unreported.
 const REPORT_PERIOD: Duration = Duration::from_mins(10);
-/// Pause after a write of a share that was refused, as a multiple of that after a first failure.
+/// Pause after a refused write of a share, as a multiple of the pause after a first failure.
 const REFUSED_PAUSES: u32 = 30;
-/// Most places of an entry, and most characters of one, as in the schema.
+/// Bounds the places of an entry, and the characters of a place, as the schema does.
 const MAX_PLACES: usize = 8;
 const MAX_PLACE_CHARS: usize = 512;
 
@@ -72,22 +72,22 @@ pub struct RecordedShare {
     pub uid: String,
     /// The share.
     pub hourly_micros: u64,
-    /// True if the budget limits what cells cost in a day or a month.
+    /// True if the budget limits the cost of cells in a day or a month.
     pub limits_spending: bool,
 }
 
-/// The places of a node's instances that outlive it.
+/// The places of a node's instances, which outlive the node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Places {
     /// The places in which the node's providers also find the instances of other nodes.
     pub looks_in: Vec<String>,
-    /// The other places of its instances, which it sweeps for no node.
+    /// The other places of the node's instances. The node sweeps no entries there.
     pub elsewhere: Vec<String>,
 }
 
 impl Places {
-    /// Returns the places of the node's entries; nothing if they don't fit, so that no node sweeps
-    /// them.
+    /// Returns the places for the node's entries; no places if they exceed the bounds, so that no
+    /// node sweeps the entries.
     fn of_entry(self) -> Vec<String> {
         let places = [self.looks_in, self.elsewhere].concat();
         let is_short = |place: &String| place.chars().count() <= MAX_PLACE_CHARS;
@@ -99,34 +99,34 @@ impl Places {
 /// The cells that use the shares. Amounts are in millionths of a dollar an hour.
 #[async_trait]
 pub trait ShareHolder: fmt::Debug + Send + Sync + 'static {
-    /// Returns the recorded shares, which launches use already.
+    /// Returns the recorded shares, which launches already use.
     async fn recorded(&self) -> Result<Vec<RecordedShare>, String>;
-    /// Records a share; one of nothing removes the record.
+    /// Records a share. A share of 0 removes the record.
     async fn record(&self, share: RecordedShare) -> Result<(), String>;
     /// Waits until an order asks for a larger share.
     async fn asked(&self);
-    /// Compares what cells have cost with the limits of budgets, and returns the wishes of the
-    /// namespaces that have cells or waiting orders, or whose cells have cost something in this
-    /// month.
+    /// Compares the cost of cells with the limits of budgets, and returns wishes by namespace. A
+    /// namespace has a wish if it has cells or waiting orders, or if its cells have cost something
+    /// this month.
     fn wishes(&self) -> BTreeMap<String, Wish>;
-    /// Returns the places of the node's instances; `None` while they are not known.
+    /// Returns the places of the node's instances; `None` until they are known.
     fn places(&self) -> Option<Places>;
-    /// Returns whether another node has instances in a place, by a whole list of them.
+    /// Returns whether another node has instances in a place, by a complete list.
     async fn has_instances_of(&self, node: &str, place: &str) -> Result<bool, String>;
-    /// Returns true if all instances of the node belong to cells that are counted.
+    /// Returns whether all instances of the node belong to counted cells.
     fn counts_all_instances(&self) -> bool;
-    /// Takes the amounts of a budget, which may be new.
+    /// Takes the amounts of a known or new budget.
     fn show(&self, key: &BudgetKey, amounts: Amounts);
     /// Takes the end of a budget.
     fn remove(&self, key: &BudgetKey);
-    /// Notes whether all budgets are known.
+    /// Sets whether all budgets are known.
     fn set_known(&self, are_known: bool);
-    /// Lowers a share, but not below what cells hold unless that is more than `most`, and returns
-    /// it.
+    /// Lowers a share to `share` or to the price of the cells, whichever is more, but to `most` at
+    /// most. Returns the lowered share.
     fn lower(&self, key: &BudgetKey, share: u64, most: u64) -> u64;
-    /// Raises a share, which is recorded.
+    /// Raises a share that is recorded.
     fn grant(&self, key: &BudgetKey, share: u64);
-    /// Refuses a larger share to these orders.
+    /// Refuses these orders a larger share.
     fn refuse(&self, orders: Vec<String>);
 }
 
@@ -137,19 +137,19 @@ pub struct BudgetOptions {
     pub access: Access,
     /// Name of this node.
     pub node: String,
-    /// Period in which shares are compared with what cells hold.
+    /// Period in which shares are compared with the price of cells.
     pub period: Duration,
     /// Least time between two writes of a share.
     pub write_pause: Duration,
-    /// Time for which a share that is too large stays, while much of the budget is left.
+    /// Time for which a too large share stays while much of the budget is left.
     pub patience: Duration,
-    /// The same time while little is left.
+    /// The same time while little of the budget is left.
     pub scarce_patience: Duration,
-    /// Longest time for which it is not reported that cells have cost a little.
+    /// Longest time for which a small cost stays unreported.
     pub report_period: Duration,
-    /// Period in which entries of deleted nodes are looked for.
+    /// Period of the search for entries of deleted nodes.
     pub sweep_period: Duration,
-    /// Time between two looks that find no Node object, after which its node counts as deleted.
+    /// Time between two reads that find no Node object, after which the node counts as deleted.
     pub deleted_for: Duration,
     /// Pause after a first failure.
     pub first_pause: Duration,
@@ -221,15 +221,15 @@ type BoxTask = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 struct KeptShare {
     ledger: Ledger,
     shown: Option<Amounts>,
-    /// The time since which it is too large.
+    /// The time since which the share is too large.
     surplus_since: Option<Instant>,
-    /// The time before which it is not written again.
+    /// The time of the earliest next write.
     not_before: Instant,
     /// The time of the last write.
     written: Instant,
-    /// The limits of what cells cost that the status shows.
+    /// The limits of cells' cost that the status shows.
     limits: Option<SpendingLimits>,
-    /// The places that were written last. An API server whose definition is older drops them.
+    /// The places that were written last. An API server with an older definition drops them.
     places: Option<Vec<String>>,
 }
 
@@ -290,7 +290,7 @@ impl Keeper {
         for (key, budget) in &known.budgets {
             let new = || KeptShare::new(Ledger::new(budget.uid.clone()), now);
             let share = self.shares.entry(key.clone()).or_insert_with(new);
-            // A former budget of this name is dropped first.
+            // A former budget of this name is removed first.
             if share.ledger.uid == budget.uid && share.shown.as_ref() != Some(&budget.amounts) {
                 share.shown = Some(budget.amounts.clone());
                 self.holder.show(key, budget.amounts.clone());
@@ -313,7 +313,7 @@ impl Keeper {
         let is_present = |(key, share): &(&BudgetKey, &KeptShare)| {
             known.budgets.get(*key).is_some_and(|budget| budget.uid == share.ledger.uid)
         };
-        // Beyond the bound nothing is known to be absent.
+        // If there are more budgets than the bound, a budget may be missing from the list.
         let removed = self.shares.iter().filter(|it| !is_present(it) && !known.has_more);
         let removed: Vec<BudgetKey> = removed.map(|(key, _)| key.clone()).collect();
         for key in removed {
@@ -329,7 +329,7 @@ impl Keeper {
         }
     }
 
-    /// Writes the share of a budget, if it is not what it should be.
+    /// Writes the share of a budget, if it differs from the target.
     async fn keep(
         &mut self,
         key: &BudgetKey,
@@ -363,7 +363,7 @@ impl Keeper {
         let is_recorded =
             share.ledger.recorded == 0 || share.ledger.limits_spending == limits_spending;
         if is_seen && is_recorded && !reports && seen.target(wish, is_patient) == usable {
-            // A pod that waits does not read the object again: its call is repeated.
+            // The call of a waiting pod is repeated without another read of the object.
             return self.refuse_beyond(&seen, usable, wish);
         }
         let open = self.gate.open_at().unwrap_or(now).max(share.not_before);
@@ -398,7 +398,8 @@ impl Keeper {
                 };
                 self.connection.failed(&failure);
                 let is_logged = match &failure {
-                    // Of this budget alone, as by the rule of its definition or a webhook.
+                    // Only this budget is affected, for example by its definition's rule or a
+                    // webhook.
                     Failure::Invalid(_) | Failure::Denied(_) => {
                         share.not_before = now + self.options.first_pause * REFUSED_PAUSES;
                         self.gate.noted(&failure)
@@ -420,7 +421,7 @@ impl Keeper {
         }
     }
 
-    /// Refuses a larger share to the orders of a wish that is beyond it.
+    /// Refuses a larger share to the orders of a wish that exceeds it.
     fn refuse_beyond(&self, amounts: &Amounts, usable: u64, wish: &Wish) {
         let is_beyond = amounts.limit.is_some() && wish.whole() > usable;
         if is_beyond && !wish.orders.is_empty() {

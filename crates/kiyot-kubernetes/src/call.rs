@@ -1,4 +1,4 @@
-//! Calls of the API, as data: all that this crate makes are in this file, and `deploy/rbac.yaml`
+//! Calls of the API, as data. All calls of this crate are in this file, and `deploy/rbac.yaml`
 //! permits them.
 
 use http::Method;
@@ -9,11 +9,11 @@ use crate::{
     object::{Cell, GROUP, VERSION},
 };
 
-/// Name by which the API server knows the fields that kiyot sets.
+/// Field manager under which the API server records kiyot's fields.
 pub const FIELD_MANAGER: &str = "kiyot";
-/// Most objects of a part of a list.
+/// Bounds the objects in a part of a list.
 const LIST_LIMIT: usize = 250;
-/// Most budgets of a part of a list: each may have the shares of a thousand nodes.
+/// Bounds the budgets in a part of a list. Each may have the shares of a thousand nodes.
 const BUDGET_LIST_LIMIT: usize = 50;
 /// Time after which the API server ends a watch, in seconds.
 pub(crate) const WATCH_SECONDS: u64 = 300;
@@ -25,15 +25,15 @@ const MERGE_PATCH: &str = "application/merge-patch+json";
 /// A call of the API.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
-    /// Verb and resource, as RBAC names them.
+    /// Verb and resource, in RBAC's terms.
     pub operation: &'static str,
-    /// Method of HTTP.
+    /// HTTP method.
     pub method: Method,
     /// Path and query.
     pub path: String,
     /// Type of the body.
     pub content_type: &'static str,
-    /// Body; `None` for none.
+    /// Body, if any.
     pub body: Option<Value>,
 }
 
@@ -42,8 +42,8 @@ impl Call {
         Self { operation, method: Method::GET, path, content_type: JSON, body: None }
     }
 
-    /// Lists a part of the objects of a path with a query, from a position; empty for the first
-    /// part.
+    /// Lists a part of the objects at a path with a query, from a position; the position of the
+    /// first part is empty.
     fn list(operation: &'static str, path: String, position: &str) -> Self {
         Self::list_by(LIST_LIMIT, operation, format!("{path}&"), position)
     }
@@ -61,12 +61,13 @@ impl Call {
         Self::get("get nodes", format!("/api/v1/nodes/{}", encoded(name)))
     }
 
-    /// Lists the resources of admission policies that the API server serves. All clients may.
+    /// Lists the resources of admission policies that the API server serves. Every client has this
+    /// right.
     pub fn get_admission_resources() -> Self {
         Self::get("get apis", "/apis/admissionregistration.k8s.io/v1".to_owned())
     }
 
-    /// Applies name, labels, owner and spec of a cell; creates an absent object.
+    /// Applies name, labels, owner and spec of a cell. Creates the object if absent.
     pub fn apply_cell(cell: &Cell) -> Self {
         let metadata = &cell.metadata;
         let body = json!({
@@ -82,7 +83,7 @@ impl Call {
         Self::apply("patch cells", cells_path(&metadata.name), body)
     }
 
-    /// Applies the status of a cell, whose object exists.
+    /// Applies the status of a cell with an object.
     pub fn apply_cell_status(cell: &Cell) -> Self {
         let body = json!({
             "apiVersion": cell.api_version,
@@ -94,20 +95,21 @@ impl Call {
         Self::apply("patch cells/status", path, body)
     }
 
-    /// The fields are kiyot's alone: what another client changed is set again.
+    /// Forces conflicts: only kiyot owns the fields, so that changes of other clients are reverted.
     fn apply(operation: &'static str, path: String, body: Value) -> Self {
         let path = format!("{path}?fieldManager={FIELD_MANAGER}&force=true");
         Self { operation, method: Method::PATCH, path, content_type: APPLY, body: Some(body) }
     }
 
-    /// Lists a part of the cells of a node, from a position; empty for the first part.
+    /// Lists a part of the cells of a node, from a position; the position of the first part is
+    /// empty.
     pub fn list_cells(node: &str, position: &str) -> Self {
         let selector = format!("{NODE_LABEL}={}", node_value(node));
         let path = format!("{}?labelSelector={}", cells_path(""), encoded(&selector));
         Self::list("list cells", path, position)
     }
 
-    /// Deletes a cell's object, unless its name belongs to another object by now.
+    /// Deletes a cell's object, unless a later object has its name.
     pub fn delete_cell(name: &str, uid: &str) -> Self {
         let body = json!({
             "apiVersion": "v1",
@@ -154,7 +156,8 @@ impl Call {
         }
     }
 
-    /// Lists a part of the pods of a node, from a position; empty for the first part.
+    /// Lists a part of the pods of a node, from a position; the position of the first part is
+    /// empty.
     pub fn list_pods(node: &str, position: &str) -> Self {
         Self::list("list pods", pods_path(node), position)
     }
@@ -164,7 +167,8 @@ impl Call {
         Self::get("watch pods", format!("{}&{}", pods_path(node), watched_from(position)))
     }
 
-    /// Lists a part of the budgets of all namespaces, from a position; empty for the first part.
+    /// Lists a part of the budgets of all namespaces, from a position; the position of the first
+    /// part is empty.
     pub fn list_budgets(position: &str) -> Self {
         let path = format!("/apis/{GROUP}/{VERSION}/cellbudgets?");
         Self::list_by(BUDGET_LIST_LIMIT, "list cellbudgets", path, position)
@@ -176,12 +180,12 @@ impl Call {
         Self::get("watch cellbudgets", path)
     }
 
-    /// Reads a budget: the newest, without a version.
+    /// Reads the newest version of a budget.
     pub fn get_budget(namespace: &str, name: &str) -> Self {
         Self::get("get cellbudgets", budget_path(namespace, name))
     }
 
-    /// Changes the status of a budget, if it has the version of the patch.
+    /// Changes the status of a budget, if the budget still has the version in the patch.
     pub fn patch_budget_status(namespace: &str, name: &str, patch: Value) -> Self {
         let path = budget_path(namespace, name);
         Self {
@@ -237,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_positions_can_not_change_the_path() {
+    fn names_and_positions_are_encoded_in_paths() {
         let call = Call::list_cells("worker 1", "a&b=c/../d");
         assert_eq!(
             call.path,

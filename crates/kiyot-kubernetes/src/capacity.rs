@@ -1,9 +1,9 @@
-//! The capacity that a node declares, and the patch that makes its Node object have it.
+//! The capacity that a node declares, and the patch that puts it into the Node object.
 //!
-//! The policy of `deploy/capacity.yaml` sets the figures of the annotation in each write of the
-//! node's status: a patch of the annotation alone has them in its response, or shows that the
-//! policy is not applied. The kubelet keeps extended resources that it does not know, so that the
-//! patch also sets those, which lowers and withdraws them.
+//! In each write of the node's status, the policy of `deploy/capacity.yaml` sets the figures of the
+//! annotation. So the response to a patch of the annotation alone has the figures, or shows that
+//! the policy is not applied. The kubelet keeps extended resources that it does not know: the patch
+//! also sets them, to lower or withdraw them.
 
 use std::{cmp, collections::BTreeMap};
 
@@ -13,9 +13,9 @@ use serde_json::{Map, Value, json};
 
 use crate::requests::Footprint;
 
-/// Label of nodes with declared capacity, and annotation of its figures.
+/// Label of nodes that declare capacity, and annotation with the figures.
 pub const KEY: &str = "kiyot.elotl.co/capacity";
-/// Value of the label.
+/// The label's value.
 const DECLARED: &str = "declared";
 /// Largest number in the annotation.
 const MAX_NUMBER: u64 = 999_999;
@@ -24,15 +24,15 @@ const MAX_NUMBER: u64 = 999_999;
 /// numbers.
 pub type Figures = BTreeMap<String, u64>;
 
-/// A Node object, as far as its capacity needs it.
+/// The parts of a Node object that its capacity needs.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Node {
-    /// Its metadata.
+    /// Metadata.
     pub metadata: NodeMetadata,
-    /// Its taints.
+    /// Taints.
     pub spec: NodeSpec,
-    /// Its figures.
+    /// Figures.
     pub status: NodeStatus,
 }
 
@@ -69,7 +69,7 @@ pub struct Taint {
 }
 
 impl Taint {
-    /// Returns true for that of nodes with declared capacity, `cri=kiyot:NoSchedule`.
+    /// Returns whether the taint is `cri=kiyot:NoSchedule`, of nodes that declare capacity.
     pub fn is_of_cells(&self) -> bool {
         (&*self.key, &*self.value, &*self.effect) == ("cri", "kiyot", "NoSchedule")
     }
@@ -79,19 +79,19 @@ impl Taint {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
-    /// All of the node.
+    /// The whole capacity of the node.
     pub capacity: BTreeMap<String, String>,
-    /// The part for pods, by which scheduler and kubelet admit them.
+    /// The part for pods, by which the scheduler and the kubelet admit pods.
     pub allocatable: BTreeMap<String, String>,
 }
 
 impl Node {
-    /// Returns true if an administrator has the node declare its capacity.
+    /// Returns whether an administrator lets the node declare its capacity.
     pub fn is_declared(&self) -> bool {
         self.metadata.labels.get(KEY).is_some_and(|value| value == DECLARED)
     }
 
-    /// Returns the figures of which the node has less.
+    /// Returns the figures that exceed the node's, as texts.
     pub fn lacks(&self, figures: &Figures) -> Vec<String> {
         let has = |name: &str| self.status.allocatable.get(name)?.parse::<Quantity>().ok();
         let lacked = figures.iter().filter(|(name, amount)| {
@@ -102,7 +102,8 @@ impl Node {
     }
 }
 
-/// Returns the figures to declare: the configured ones, and never less than the node's pods count.
+/// Returns the figures to declare: each configured figure, or the amount of the node's pods if that
+/// is more.
 pub fn figures(configured: &Figures, counted: &Footprint) -> Figures {
     let figure = |(name, amount): (&String, &u64)| {
         (name.clone(), cmp::max(*amount, counted.amount(name).div_ceil(unit(name))))
@@ -110,7 +111,7 @@ pub fn figures(configured: &Figures, counted: &Footprint) -> Figures {
     configured.iter().map(figure).collect()
 }
 
-/// Returns the unit of a resource's figure, in that of requests: thousandths of a CPU, bytes, or
+/// Returns the size of a figure's unit in the unit of requests: thousandths of a CPU, bytes, or
 /// whole numbers.
 pub fn unit(name: &str) -> u64 {
     match name {
@@ -132,14 +133,14 @@ fn quantity(name: &str, amount: u64) -> String {
     format!("{number}{unit}")
 }
 
-/// Returns figures as the annotation has them.
+/// Returns figures in the form of the annotation.
 pub fn text(figures: &Figures) -> String {
     let figures =
         figures.iter().map(|(name, amount)| format!("{name}={}", quantity(name, *amount)));
     figures.collect::<Vec<_>>().join(",")
 }
 
-/// Returns the patch of a node's status that declares figures; `None` if the node has them.
+/// Returns the patch of a node's status that declares figures; `None` if the node already has them.
 pub fn patch(figures: &Figures, node: &Node) -> Option<Value> {
     let (text, earlier) = (text(figures), node.metadata.annotations.get(KEY));
     let is_extended = |name: &&str| name.contains('/');

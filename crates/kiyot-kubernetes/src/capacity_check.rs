@@ -1,4 +1,4 @@
-//! A check of what declared capacity needs in the Kubernetes API, with the rights of the daemons.
+//! Checks the parts of the Kubernetes API that declared capacity needs, with the daemons' rights.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,9 +13,9 @@ use crate::{
     failure::Failure,
 };
 
-/// Resource of the policy that raises figures.
+/// Resource of policies that can raise figures.
 const POLICIES: &str = "mutatingadmissionpolicies";
-/// Annotations that keep autoscalers from removing the node.
+/// Annotations that prevent autoscalers from removing the node.
 const KEEPING: [&str; 2] =
     ["cluster-autoscaler.kubernetes.io/scale-down-disabled", "karpenter.sh/do-not-disrupt"];
 
@@ -35,17 +35,17 @@ pub struct Resource {
     pub name: String,
 }
 
-/// The capacity of the configuration.
+/// The configured capacity.
 #[derive(Debug, Clone, Copy)]
 pub struct Declared<'a> {
-    /// Its figures.
+    /// Figures.
     pub figures: &'a Figures,
-    /// True if it is more than the machine has: it needs the policy on nodes, and a taint.
+    /// True if the figures exceed the machine's. The node then needs the policy and a taint.
     pub exceeds_machine: bool,
 }
 
-/// Returns what the declared capacity of a node lacks: what was found, why it hurts, and what is
-/// allowed.
+/// Returns the parts that a node's declared capacity lacks. Each finding says what was found, why
+/// it matters, and what is allowed.
 pub fn findings(
     name: &str,
     node: &Node,
@@ -96,7 +96,7 @@ pub fn findings(
     found
 }
 
-/// Reads a node and the served policies, and returns what its declared capacity lacks.
+/// Reads a node and the served policies, and returns the parts that its declared capacity lacks.
 pub async fn check(
     access: &Access,
     name: &str,
@@ -115,7 +115,7 @@ pub async fn check(
     Ok(findings(name, &node, &served, declared))
 }
 
-/// Counter of a command, which has no metrics.
+/// A counter for commands, which have no metrics.
 #[derive(Debug)]
 struct Uncounted;
 
@@ -136,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the findings of a node that lacks nothing, after a change.
+    /// Returns the findings for a complete node after a change.
     fn after(change: impl FnOnce(&mut Value, &mut Resources)) -> Vec<String> {
         declaring(true, change)
     }
@@ -196,7 +196,7 @@ mod tests {
 
     /// Verifies K32.
     #[test]
-    fn extended_resources_alone_need_neither_taint_nor_policy() {
+    fn capacity_within_the_machine_needs_neither_taint_nor_policy() {
         let lines = declaring(false, |node, served| {
             node["spec"] = json!({});
             served.resources.clear();
@@ -206,7 +206,7 @@ mod tests {
 
     /// Verifies K32.
     #[test]
-    fn node_whose_capacity_nobody_declares_lacks_nothing() {
+    fn node_without_declared_capacity_lacks_nothing() {
         assert_eq!(findings("n", &Node::default(), &Resources::default(), None), [""; 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! The client of the API server. The only module that names the crate `kube`.
+//! The client of the API server, the only module that names the crate `kube`.
 
 use std::{
     path::{Path, PathBuf},
@@ -29,21 +29,21 @@ use crate::{
     failure::{Failure, shown},
 };
 
-/// Time limit of a call, unless the client has another.
+/// Time limit of a call, unless the client has its own.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit of reading credentials: a kubeconfig may name a program that prints them.
+/// Time limit of reading credentials. A kubeconfig may name a program that prints them.
 pub(crate) const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit of a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Most bytes of a response.
+/// Bounds a response, in bytes.
 const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
 
-/// Source of the API server's address and of credentials.
+/// Source of the API server's address and credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Access {
     /// A kubeconfig file.
     Kubeconfig(PathBuf),
-    /// The service account of the pod that the daemon runs in.
+    /// The service account of the daemon's pod.
     InCluster,
 }
 
@@ -53,7 +53,7 @@ pub enum ClientError {
     /// The kubeconfig can't be read.
     #[error("kubeconfig {path:?} can't be used: {reason}")]
     Kubeconfig {
-        /// Its path.
+        /// The path.
         path: PathBuf,
         /// The reason.
         reason: String,
@@ -70,7 +70,7 @@ pub enum ClientError {
     Client(String),
 }
 
-/// A client of the API server. Retries are its caller's.
+/// A client of the API server. Its callers retry.
 #[derive(Clone)]
 pub struct Client {
     api: kube::Client,
@@ -93,9 +93,9 @@ impl Client {
                 Config::incluster().map_err(|error| ClientError::InCluster(chain(&error)))?
             }
         };
-        // Calls are repeated by their callers, which know what else waits.
+        // Callers repeat calls, because they know the other waiting calls.
         config.default_retry = false;
-        // A program for credentials is run without a bound of its own, and blocks.
+        // A program for credentials blocks, and kube runs it without a time limit.
         let made = tokio::task::spawn_blocking(move || connected(&config)).await;
         let made = made.map_err(|error| ClientError::Client(error.to_string()))?;
         let made = made.map_err(|error| ClientError::Client(chain(&error)));
@@ -140,7 +140,7 @@ impl Client {
             if response.status().is_success() {
                 return Ok(response.into_body());
             }
-            // A refusal has its reason in its body.
+            // The body of a refusal has the reason.
             read(response).await.map(Body::from)
         });
         let answered = answered.await.unwrap_or(Err(Failure::TimedOut(limit)));
@@ -178,7 +178,7 @@ async fn read(response: Response<Body>) -> Result<Bytes, Failure> {
 
 /// Returns a client with the address, the credentials and the certificates of a configuration.
 ///
-/// The default of kube also logs every failed call as an error; here failures are logged once.
+/// kube's default client also logs every failed call as an error; here a failure is logged once.
 fn connected(config: &Config) -> Result<kube::Client, kube::Error> {
     let mut http = HttpConnector::new();
     http.enforce_http(false);
@@ -200,7 +200,7 @@ async fn of_kubeconfig(path: &Path) -> Result<Config, ClientError> {
     let read = read.await.map_err(|error| refused(error.to_string()))?;
     let kubeconfig = read.map_err(|error| refused(chain(&error)))?;
     if has_proxy(&kubeconfig) {
-        // Without its value, which may have a password.
+        // Without the value, which may contain a password.
         let reason = "its cluster has a proxy-url; allowed: a cluster that needs no proxy";
         return Err(refused(reason.to_owned()));
     }
@@ -209,7 +209,7 @@ async fn of_kubeconfig(path: &Path) -> Result<Config, ClientError> {
     loaded.map_err(|error| refused(chain(&error)))
 }
 
-/// Returns true if the cluster of the current context is reached by a proxy.
+/// Returns whether the cluster of the current context has a proxy.
 fn has_proxy(kubeconfig: &Kubeconfig) -> bool {
     let contexts = kubeconfig.contexts.iter();
     let mut current = contexts.filter(|own| Some(&own.name) == kubeconfig.current_context.as_ref());
@@ -222,11 +222,11 @@ fn has_proxy(kubeconfig: &Kubeconfig) -> bool {
     proxy.is_some_and(|proxy| !proxy.is_empty())
 }
 
-/// Returns an error with its causes.
+/// Returns the text of an error and of its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     let mut texts: Vec<String> = causes.map(ToString::to_string).collect();
-    // Many errors of libraries have the text of their cause.
+    // Many errors of libraries already have the text of their cause.
     for at in (1..texts.len()).rev() {
         if texts[at - 1].ends_with(&texts[at]) {
             texts.remove(at);
@@ -235,14 +235,14 @@ fn chain(error: &dyn std::error::Error) -> String {
     shown(&texts.join(": "))
 }
 
-/// A client that is made when it is first needed, and again after failures: credentials change.
+/// Makes a client at the first use, and again after failures, because credentials change.
 #[derive(Debug)]
 pub(crate) struct Connection {
     access: Access,
     counter: Arc<dyn Counter>,
     call_timeout: Duration,
     client: Option<Arc<Client>>,
-    /// The client that is being made. At most one, however long its credentials take.
+    /// The client that is being made: a single one, however long its credentials take.
     making: Option<AbortOnDropHandle<Result<Client, ClientError>>>,
 }
 
@@ -251,7 +251,7 @@ impl Connection {
         Self { access, counter, call_timeout, client: None, making: None }
     }
 
-    /// Returns the client.
+    /// Returns the client, which is made if absent.
     pub(crate) async fn client(&mut self) -> Result<Arc<Client>, Failure> {
         if let Some(client) = &self.client {
             return Ok(Arc::clone(client));
@@ -270,7 +270,8 @@ impl Connection {
         Ok(made)
     }
 
-    /// Has the credentials read again if they may be the reason of a failure.
+    /// Drops the client if its credentials may be the reason of a failure, so that they are read
+    /// again.
     pub(crate) fn failed(&mut self, failure: &Failure) {
         if matches!(
             failure,

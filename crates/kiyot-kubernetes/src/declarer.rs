@@ -1,7 +1,7 @@
-//! The task that has the node declare its capacity.
+//! The task that declares the node's capacity.
 //!
-//! The Node object is read once a period, and when the room for further pods changes. It is
-//! patched when figures are due, and the response is compared with what was declared.
+//! It reads the Node object once a period, and when the room for further pods changes. It patches
+//! the Node object when figures are due, and compares the response with the declared figures.
 
 use std::{
     sync::Arc,
@@ -26,11 +26,11 @@ use crate::{
     time,
 };
 
-/// Period of reading the Node object, in which the kubelet or another client may have changed it.
+/// Period of reading the Node object, which the kubelet or another client may change.
 const CHECK_PERIOD: Duration = Duration::from_secs(60);
-/// Period of the steps of the tap: longer than a launch takes that is refused.
+/// Period of the tap's steps. A refused launch takes less time.
 const STEP_PERIOD: Duration = Duration::from_secs(5);
-/// Longest message of an event, in characters.
+/// Bounds the message of an event, in characters.
 const MAX_MESSAGE_CHARS: usize = 1000;
 
 /// Options of the declarer.
@@ -46,9 +46,10 @@ pub struct DeclarerOptions {
     pub events: bool,
     /// Period of reading the Node object.
     pub check: Duration,
-    /// Period of the steps of the tap.
+    /// Period of the tap's steps.
     pub step: Duration,
-    /// Pause after a first failure, and until the node's pods and its room are known.
+    /// Pause after a first failure, and between checks until the node's pods and its room are
+    /// known.
     pub first_pause: Duration,
 }
 
@@ -60,7 +61,7 @@ impl DeclarerOptions {
     }
 }
 
-/// The running declarer. Dropping it ends its task; what it declared stays.
+/// The running declarer. Dropping it ends its task; the declared figures stay.
 #[derive(Debug)]
 pub struct CapacityDeclarer(
     #[allow(dead_code, reason = "held for its drop")] AbortOnDropHandle<()>,
@@ -100,11 +101,11 @@ struct Task {
     counter: Arc<dyn Counter>,
     gate: Gate,
     tap: Tap,
-    /// The figures that were declared last, and the time of the next check.
+    /// The last declared figures, and the time of the next check.
     declared: Option<(Figures, Instant)>,
-    /// True while the API server does not apply what is declared.
+    /// True while the API server does not apply the declared figures.
     is_unapplied: bool,
-    /// True since the node takes no further pods, until it takes all again.
+    /// True from a report that the node takes no further pods until it takes all pods again.
     is_exhausted: bool,
 }
 
@@ -133,10 +134,10 @@ impl Task {
         }
     }
 
-    /// Declares the figures if the node has others. Returns the pause until the next step.
+    /// Declares the figures if the node's figures differ. Returns the pause until the next step.
     async fn declare(&mut self) -> Result<Duration, Failure> {
         let (counted, room) = (self.counted.sum(), self.room.room().await);
-        // Without the pods less than what runs could be declared.
+        // Without the pods, the figures could be less than the running pods request.
         let (Some(counted), Some(room)) = (counted, room) else {
             return Ok(self.options.first_pause);
         };
@@ -164,7 +165,7 @@ impl Task {
         Ok(self.options.step)
     }
 
-    /// Reports that the node takes no further pods, once until it takes all again.
+    /// Reports once that the node takes no further pods, until it takes all pods again.
     async fn report_tap(&mut self, refusal: Option<String>, node: &Node) {
         let is_exhausted = !self.tap.is_open() && node.is_declared();
         self.counter.cells_exhausted(is_exhausted);
@@ -183,7 +184,7 @@ impl Task {
         }
     }
 
-    /// Reports figures that the API server does not apply, once until it applies them.
+    /// Reports once the figures that the API server does not apply, until it applies them.
     async fn compare(&mut self, figures: &Figures, node: &Node) {
         let lacking = node.lacks(figures);
         self.counter.capacity_unapplied(lacking.len());

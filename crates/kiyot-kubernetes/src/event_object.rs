@@ -6,13 +6,13 @@ use crate::time;
 
 /// Component that reports events.
 const COMPONENT: &str = "kiyot";
-/// Longest name of a subject in an event's name: 253 without the time.
+/// Bounds the subject's name in an event's name, in bytes: 253 without the number.
 const MAX_NAME_BYTES: usize = 235;
 
 /// An Event object, without its reporter.
 #[derive(Debug)]
 pub struct EventObject<'e> {
-    /// Name, of [`name`].
+    /// Name, made by [`name`].
     pub name: &'e str,
     /// Namespace.
     pub namespace: &'e str,
@@ -33,7 +33,7 @@ pub struct EventObject<'e> {
 }
 
 impl EventObject<'_> {
-    /// Returns the object as a node reports it.
+    /// Returns the object that a node reports.
     pub fn of_node(self, node: &str) -> Value {
         json!({
             "apiVersion": "v1",
@@ -53,7 +53,8 @@ impl EventObject<'_> {
     }
 }
 
-/// Returns the name of an event: that of its subject, cut, and a number that is unique for it.
+/// Returns the name of an event: its subject's name, shortened, and a number that is unique for the
+/// subject.
 pub fn name(subject: &str, number: u64) -> String {
     let subject: String = subject.chars().take(MAX_NAME_BYTES).collect();
     format!("{}.{number:x}", subject.trim_end_matches(['-', '.']))

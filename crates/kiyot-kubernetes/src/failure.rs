@@ -4,25 +4,25 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-/// Bounds the text that is shown of a response, in characters.
+/// Bounds the shown part of a response, in characters.
 const MAX_MESSAGE_CHARS: usize = 300;
-/// Longest pause that the API server may ask for.
+/// Bounds the pause that the API server may request.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
-/// A failure of a call, by class.
+/// A failed call, by class.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// No connection, or a broken one.
+    /// No connection, or a broken connection.
     #[error("API server is unreachable: {0}")]
     Unreachable(String),
     /// No response in time.
     #[error("API server did not answer within {0:?}")]
     TimedOut(Duration),
     /// Credentials without the right, or an object that a policy or a webhook denies.
-    #[error("API server denies it: {0}")]
+    #[error("API server denied the call: {0}")]
     Denied(String),
-    /// Credentials that are unknown, so that every call is denied.
-    #[error("API server denies it: {0}")]
+    /// Unknown credentials, for which every call is denied.
+    #[error("API server denied the call: {0}")]
     Unauthenticated(String),
     /// The object, its kind or its namespace is absent.
     #[error("absent: {0}")]
@@ -36,9 +36,9 @@ pub enum Failure {
     /// The API server has too many calls.
     #[error("API server has too many calls: {message}")]
     Throttled {
-        /// The pause that it asks for.
+        /// The pause that the API server requests.
         retry_after: Option<Duration>,
-        /// Its message.
+        /// The API server's message.
         message: String,
     },
     /// The object breaks a rule of its schema or of an admission policy.
@@ -49,13 +49,13 @@ pub enum Failure {
     Server {
         /// The status of the response.
         status: u16,
-        /// Its message.
+        /// The API server's message.
         message: String,
     },
 }
 
 impl Failure {
-    /// Returns the failure that a response is; `None` for a success.
+    /// Returns the failure of a response; `None` for a success.
     pub fn of_response(status: StatusCode, retry_after: Option<&str>, body: &[u8]) -> Option<Self> {
         if status.is_success() {
             return None;
@@ -77,16 +77,16 @@ impl Failure {
             409 => Self::Conflict(message),
             410 => Self::Expired(message),
             429 => Self::Throttled { retry_after, message },
-            // A server that starts or ends says when to come again.
+            // A server that starts or stops requests a pause.
             503 if retry_after.is_some() => Self::Throttled { retry_after, message },
-            // An expired position of a list may come as an error of the server.
+            // An expired position of a list may arrive as an error of the server.
             status if status >= 500 && reason == Some("Expired") => Self::Expired(message),
             400..=499 => Self::Invalid(message),
             status => Self::Server { status, message },
         })
     }
 
-    /// Returns the word of the class: a failure is logged once a class, and counted by it.
+    /// Returns the name of the class. A failure is logged once for each class, and counted by it.
     pub fn class(&self) -> &'static str {
         match self {
             Self::Unreachable(_) => "unreachable",
@@ -102,7 +102,7 @@ impl Failure {
     }
 }
 
-/// Returns a text of the API server as logs show it: without control characters, bounded.
+/// Returns a text of the API server for logs, bounded and without control characters.
 pub fn shown(text: &str) -> String {
     let plain = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     plain.take(MAX_MESSAGE_CHARS).collect::<String>().trim().to_owned()

@@ -1,29 +1,29 @@
-//! Pauses after failures, and which of them are logged.
+//! Pauses after failures, and the choice of failures to log.
 
 use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 
-/// Pause after the first failure of a row; each further one doubles it.
+/// Pause after the first of successive failures. Each further failure doubles it.
 pub const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause, as a multiple of the first.
 const MAX_PAUSES: u32 = 120;
-/// Pause after a denial, and for want of the kind, as a multiple of the first: both last until an
-/// operator acts.
+/// Pause after a denial or without the kind, as a multiple of the first. Both conditions last until
+/// an operator acts.
 const OPERATOR_PAUSES: u32 = 30;
 
-/// Holds calls of a kind back after failures.
+/// Delays calls of a kind after failures.
 #[derive(Debug)]
 pub struct Gate {
     first_pause: Duration,
     failures: u32,
     open_at: Option<Instant>,
-    /// The classes of the row that were logged.
+    /// The logged classes of the successive failures.
     logged: Vec<&'static str>,
 }
 
 impl Gate {
-    /// Returns an open gate, with its pause after a first failure.
+    /// Returns an open gate.
     pub fn new(first_pause: Duration) -> Self {
         Self { first_pause, failures: 0, open_at: None, logged: Vec::new() }
     }
@@ -33,7 +33,7 @@ impl Gate {
         self.first_pause
     }
 
-    /// Returns the time at which the next call may be made; `None` for at once.
+    /// Returns the time from which the next call may be made; `None` if it may be made at once.
     pub fn open_at(&self) -> Option<Instant> {
         self.open_at
     }
@@ -43,9 +43,10 @@ impl Gate {
         self.open_at.map_or(Duration::ZERO, |open| open.saturating_duration_since(now))
     }
 
-    /// Notes a failure. Returns true if it is to be logged: the first of its class in a row.
+    /// Notes a failure. Returns whether to log it: it is the first of its class since the last
+    /// success.
     ///
-    /// `jitter` is from 0 to 1, and spreads the nodes of a cluster after an outage.
+    /// `jitter`, from 0 to 1, spreads the calls of a cluster's nodes after an outage.
     pub fn failed(&mut self, failure: &Failure, now: Instant, jitter: f64) -> bool {
         let first = self.first_pause;
         let doubled = first.saturating_mul(1 << self.failures.min(10)).min(first * MAX_PAUSES);
@@ -61,8 +62,8 @@ impl Gate {
         self.noted(failure)
     }
 
-    /// Notes a failure that holds back no call of the kind. Returns true if it is to be logged: the
-    /// first of its class in a row.
+    /// Notes a failure that delays no other call. Returns whether to log it, as [`Self::failed`]
+    /// does.
     pub fn noted(&mut self, failure: &Failure) -> bool {
         let is_new = !self.logged.contains(&failure.class());
         if is_new {
@@ -71,13 +72,13 @@ impl Gate {
         is_new
     }
 
-    /// Notes a success that ends no row of failures: the next call may be made at once.
+    /// Opens the gate. Logged classes of failures stay logged, because other failures last.
     pub fn resume(&mut self) {
         self.failures = 0;
         self.open_at = None;
     }
 
-    /// Notes a success. Returns true if it ends a row of failures.
+    /// Notes a success. Returns whether it ends a series of failures.
     pub fn succeeded(&mut self) -> bool {
         let is_end = !self.logged.is_empty();
         *self = Self::new(self.first_pause);
@@ -102,17 +103,17 @@ mod tests {
         assert_eq!(pauses[..3], [1, 2, 4].map(Duration::from_secs));
         assert!(pauses.is_sorted() && pauses[39] == FIRST_PAUSE * MAX_PAUSES, "{pauses:?}");
         assert!(gate.failed(&Failure::Denied(String::new()), now, 0.0), "another class");
-        // An overloaded server fails in turns.
+        // An overloaded server fails in alternating ways.
         assert!(!gate.failed(&unreachable, now, 0.0));
         assert!(!gate.failed(&Failure::Denied(String::new()), now, 0.0));
         assert!(gate.succeeded() && !gate.succeeded());
         assert_eq!(gate.open_at(), None);
-        assert!(gate.failed(&unreachable, now, 0.0), "another row");
+        assert!(gate.failed(&unreachable, now, 0.0), "another series");
     }
 
     /// Verifies K6.
     #[test]
-    fn failure_that_holds_back_no_call_is_logged_once_in_a_row() {
+    fn noted_failure_delays_no_call_and_is_logged_once() {
         let (now, mut gate) = (Instant::now(), Gate::new(FIRST_PAUSE));
         let denied = Failure::Denied(String::new());
         assert!(gate.noted(&denied) && !gate.noted(&denied));
@@ -120,14 +121,14 @@ mod tests {
         assert!(!gate.failed(&denied, now, 0.0) && gate.open_at().is_some());
         gate.resume();
         assert_eq!(gate.open_at(), None);
-        assert!(!gate.noted(&denied), "the row goes on");
+        assert!(!gate.noted(&denied), "the series goes on");
         assert!(gate.succeeded() && !gate.succeeded());
-        assert!(gate.noted(&denied), "another row");
+        assert!(gate.noted(&denied), "another series");
     }
 
     /// Verifies K6.
     #[test]
-    fn pause_that_the_server_asks_for_is_kept() {
+    fn pause_requested_by_the_server_is_kept() {
         let (now, mut gate) = (Instant::now(), Gate::new(FIRST_PAUSE));
         let retry_after = Some(Duration::from_secs(17));
         gate.failed(&Failure::Throttled { retry_after, message: String::new() }, now, 0.0);

@@ -1,7 +1,7 @@
 //! The requests of this node's pods, kept current by a list and a watch.
 //!
-//! Memory has the sums of each pod alone. A pod that is looked up before its change has arrived is
-//! waited for, within the bound that its caller names.
+//! Memory holds only the sums of each pod. A lookup of an unknown pod waits for the pod's change,
+//! within the caller's limit.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -17,13 +17,13 @@ use crate::{
     requests::{Footprint, Pod, Requests},
 };
 
-/// Most pods that are remembered: many times what a node runs.
+/// Bounds the remembered pods. A node runs far fewer.
 const MAX_PODS: usize = 4096;
 
-/// The pods of the node that are known.
+/// The known pods of the node.
 #[derive(Debug, Default)]
-struct Known {
-    /// False before the first list.
+struct KnownPods {
+    /// False until the first list.
     is_listed: bool,
     pods: HashMap<String, KnownPod>,
 }
@@ -32,7 +32,7 @@ struct Known {
 struct KnownPod {
     requests: Requests,
     footprint: Footprint,
-    /// Its uid in CRI, once it has a sandbox.
+    /// The pod's uid in CRI, once it has a sandbox.
     runs_as: Option<String>,
 }
 
@@ -43,19 +43,19 @@ impl KnownPod {
     }
 }
 
-/// Sums the pods that the kubelet counts against the node; an informer keeps them current.
+/// Sums the pods that the kubelet counts against the node. An informer keeps them current.
 #[derive(Debug, Clone)]
-pub struct Counted(watch::Receiver<Known>);
+pub struct Counted(watch::Receiver<KnownPods>);
 
 impl Counted {
-    /// Returns the sum of the node's pods; `None` before the first list.
+    /// Returns the sum of the node's pods; `None` until the first list.
     pub fn sum(&self) -> Option<Footprint> {
         let known = self.0.borrow();
         known.is_listed.then(|| known.pods.values().map(|pod| &pod.footprint).sum())
     }
 
     /// Returns the sum of the pods that have a sandbox and are not in cells, by their uids in CRI;
-    /// `None` before the first list.
+    /// `None` until the first list.
     pub fn outside_cells(&self, is_in_cell: impl Fn(&str) -> bool) -> Option<Footprint> {
         let known = self.0.borrow();
         let is_outside = |pod: &&KnownPod| pod.runs_as.as_ref().is_some_and(|uid| !is_in_cell(uid));
@@ -63,7 +63,7 @@ impl Counted {
         known.is_listed.then(|| outside.map(|pod| &pod.footprint).sum())
     }
 
-    /// Waits until a pod changes. Returns false after the end of the informer.
+    /// Waits until a pod changes. Returns whether the informer still runs.
     pub async fn changed(&mut self) -> bool {
         self.0.changed().await.is_ok()
     }
@@ -72,7 +72,7 @@ impl Counted {
 /// The running informer. Dropping it ends its task.
 #[derive(Debug)]
 pub struct PodInformer {
-    known: watch::Receiver<Known>,
+    known: watch::Receiver<KnownPods>,
     _task: AbortOnDropHandle<()>,
 }
 
@@ -84,14 +84,14 @@ impl PodInformer {
         first_pause: Option<Duration>,
         counter: Arc<dyn Counter>,
     ) -> Self {
-        let (sender, known) = watch::channel(Known::default());
+        let (sender, known) = watch::channel(KnownPods::default());
         let pods = Pods { node, known: sender, listed: HashMap::new() };
         let task = Reflector::new(access, pods, first_pause, counter);
         Self { known, _task: AbortOnDropHandle::new(tokio::spawn(task.run())) }
     }
 
-    /// Returns the requests of a pod by its uid. An unknown pod is waited for, for `limit` at most;
-    /// not before the first list, because then the API server may be out of reach.
+    /// Returns the requests of a pod by its uid. Waits up to `limit` for an unknown pod. Before the
+    /// first list it does not wait, because the API server may be unreachable.
     pub async fn requests(&self, uid: &str, limit: Duration) -> Option<Requests> {
         let mut known = self.known.clone();
         if !known.borrow().is_listed {
@@ -101,7 +101,7 @@ impl PodInformer {
         Some(found.ok()?.ok()?.pods.get(uid)?.requests.clone())
     }
 
-    /// Returns the requests of a pod by its uid, as far as they are known now.
+    /// Returns the currently known requests of a pod by its uid.
     pub fn known(&self, uid: &str) -> Option<Requests> {
         Some(self.known.borrow().pods.get(uid)?.requests.clone())
     }
@@ -115,7 +115,7 @@ impl PodInformer {
 /// The pods of a node.
 struct Pods {
     node: String,
-    known: watch::Sender<Known>,
+    known: watch::Sender<KnownPods>,
     /// The pods of the list so far.
     listed: HashMap<String, KnownPod>,
 }
@@ -145,7 +145,7 @@ impl Watched for Pods {
 
     fn end_list(&mut self) {
         let pods = std::mem::take(&mut self.listed);
-        self.known.send_replace(Known { is_listed: true, pods });
+        self.known.send_replace(KnownPods { is_listed: true, pods });
     }
 
     fn changed(&mut self, change: &str, pod: Pod) {
@@ -167,7 +167,7 @@ impl Watched for Pods {
     fn log_failed(failure: &Failure) {
         tracing::warn!(
             error = %failure,
-            "requests of pods are not read from the Kubernetes API, cells are sized by those of CRI"
+            "requests of pods are not read from the Kubernetes API, cells are sized by CRI alone"
         );
     }
 
@@ -188,7 +188,7 @@ mod tests {
     async fn lookup_of_an_unknown_pod_ends_after_its_bound() {
         let requests = Requests::default();
         let pod = KnownPod::of(&Pod::default());
-        let known = Known { is_listed: true, pods: [("known".to_owned(), pod)].into() };
+        let known = KnownPods { is_listed: true, pods: [("known".to_owned(), pod)].into() };
         let (_sender, known) = watch::channel(known);
         let _task = AbortOnDropHandle::new(tokio::spawn(std::future::pending()));
         let informer = PodInformer { known, _task };
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(informer.requests("known", limit).await, Some(requests));
         assert_eq!(begun.elapsed(), Duration::ZERO);
         assert_eq!(informer.requests("unknown", limit).await, None);
-        // The clock stands still but for the wait, whose timer has a resolution of 1 ms.
+        // The clock advances only during the wait. Its timer has a resolution of 1 ms.
         assert!((limit..limit * 2).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     }
 
@@ -236,7 +236,8 @@ mod tests {
             pod("static cell", mirror("hash-2"), phase("Running")),
         ];
         let sum = |is_listed| {
-            let (_sender, known) = watch::channel(Known { is_listed, pods: pods.clone().into() });
+            let (_sender, known) =
+                watch::channel(KnownPods { is_listed, pods: pods.clone().into() });
             let is_in_cell = |uid: &str| ["cell", "hash-2"].contains(&uid);
             let sum = Counted(known).outside_cells(is_in_cell)?;
             Some(["cpu", "memory"].map(|name| sum.amount(name)))

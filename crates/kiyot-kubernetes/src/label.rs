@@ -1,24 +1,24 @@
-//! Labels of objects, which Kubernetes bounds.
+//! Labels of objects, within Kubernetes' bounds.
 
 use std::collections::BTreeMap;
 
-/// Label of a cell's node, by which a node lists its own objects.
+/// Label of a cell's node. A node lists its own objects by this label.
 pub const NODE_LABEL: &str = "kiyot.elotl.co/node";
-/// Prefix of labels that are kiyot's own, which no pod sets on a cell.
+/// Prefix of kiyot's own labels. Pods can't set them on a cell.
 const OWN_PREFIX: &str = "kiyot.elotl.co/";
-/// Prefix of labels that the kubelet adds to sandboxes, and no pod has.
+/// Prefix of labels that the kubelet adds to sandboxes. Their pods lack these labels.
 const KUBELET_PREFIX: &str = "io.kubernetes.";
-/// Longest value of a label, and longest name without a prefix, in bytes.
+/// Bounds a label's value, and its name without the prefix, in bytes.
 const MAX_LABEL_BYTES: usize = 63;
-/// Longest prefix of a key, in bytes.
+/// Bounds the prefix of a key, in bytes.
 const MAX_PREFIX_BYTES: usize = 253;
-/// Most labels that are copied from a pod.
+/// Bounds the labels that are copied from a pod.
 const MAX_LABELS: usize = 64;
 
-/// Returns the labels of a cell's object: its pod's and its node's.
+/// Returns the labels of a cell's object: the pod's and the node's.
 ///
-/// Those of the pod are valid if they come from a kubelet, but CRI does not bound them: an invalid
-/// label would have the whole object refused, and is left out.
+/// A kubelet sends valid labels, but CRI does not bound them. Invalid labels are left out, because
+/// the API server would refuse the whole object.
 pub fn labels(of_pod: &BTreeMap<String, String>, node: &str) -> BTreeMap<String, String> {
     let copied = of_pod.iter().filter(|(key, value)| {
         !key.starts_with(KUBELET_PREFIX)
@@ -32,15 +32,15 @@ pub fn labels(of_pod: &BTreeMap<String, String>, node: &str) -> BTreeMap<String,
     labels
 }
 
-/// Returns a node's name as the value of a label. Names are longer than values may be: the end of
-/// a longer one is replaced by a hash of the whole.
+/// Returns a node's name as a label's value. Names may be longer than values: the end of a long
+/// name is replaced by a hash of the whole.
 pub fn node_value(node: &str) -> String {
     if is_value(node) { node.to_owned() } else { hashed(node) }
 }
 
-/// Returns the begin of a text in letters, digits and dashes, and a hash of the whole.
+/// Returns the start of a text in letters, digits and dashes, followed by a hash of the whole.
 fn hashed(node: &str) -> String {
-    // FNV-1a, which is the same in every version of the daemon, as the standard hasher is not.
+    // FNV-1a does not depend on the version of the daemon; the standard hasher does.
     let hash = node.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
@@ -49,7 +49,7 @@ fn hashed(node: &str) -> String {
     format!("{}-{hash:016x}", kept.trim_matches('-')).trim_start_matches('-').to_owned()
 }
 
-/// Returns true for a valid key of a label.
+/// Returns whether a text is a valid key of a label.
 fn is_key(key: &str) -> bool {
     let (prefix, name) =
         key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
@@ -66,7 +66,7 @@ fn is_dns_label(text: &str) -> bool {
         && text.bytes().last().is_some_and(is_letter)
 }
 
-/// Returns true for a valid value of a label.
+/// Returns whether a text is a valid value of a label.
 fn is_value(text: &str) -> bool {
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric();
     text.is_empty()

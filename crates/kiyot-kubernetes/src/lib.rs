@@ -1,14 +1,13 @@
-//! Cells as objects of the Kubernetes API, events of their pods, the requests of pods, the capacity
-//! of the node, and its shares of budgets.
+//! Cells as objects of the Kubernetes API, events of their pods, requests of pods, the node's
+//! capacity, and its shares of budgets.
 //!
-//! The core is pure: [`object`] renders cells, [`plan`] finds the writes that are due, [`gate`]
-//! and [`pace`] bound them, [`recorder`] correlates events, [`requests`] sums what a pod requests,
-//! [`capacity`] and [`tap`] decide what the node declares, [`budgets`] which shares it wants.
-//! `client`, `reflector`, [`publisher`], [`informer`], [`declarer`] and [`budgets`] carry out
-//! calls.
+//! The core is pure: [`object`] renders cells, [`plan`] finds due writes, [`gate`] and [`pace`]
+//! bound them, [`recorder`] correlates events, [`requests`] sums a pod's requests, [`capacity`] and
+//! [`tap`] decide the declared figures, [`budgets`] decides the wanted shares. `client`,
+//! `reflector`, [`publisher`], [`informer`], [`declarer`] and [`budgets`] make calls.
 //!
-//! Nothing in here is on the path of a CRI call, and pods run without any of it. Only a launch
-//! beyond the node's share of a budget waits for it.
+//! No CRI call waits for this crate, and pods run without it. Only a launch beyond the node's share
+//! of a budget waits for it.
 
 pub mod budgets;
 pub mod call;

@@ -1,4 +1,4 @@
-//! The object `Cell`, as `deploy/crds/cells.kiyot.elotl.co.yaml` has it.
+//! The object `Cell`, as `deploy/crds/cells.kiyot.elotl.co.yaml` defines it.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +13,11 @@ pub const GROUP: &str = "kiyot.elotl.co";
 pub const VERSION: &str = "v1";
 /// Kind of the objects.
 pub const KIND: &str = "Cell";
-/// Longest text of a field, in characters.
+/// Bounds the text of a field, in characters.
 const MAX_TEXT_CHARS: usize = 1024;
-/// Most addresses of a cell.
+/// Bounds the addresses of a cell.
 const MAX_ADDRESSES: usize = 16;
-/// Launch type of an on-demand instance, as the first public version wrote it.
+/// The launch type of an on-demand instance. The first public version wrote it so.
 const ON_DEMAND: &str = "On-Demand";
 /// Launch type of a spot instance.
 const SPOT: &str = "Spot";
@@ -40,22 +40,23 @@ pub struct Cell {
     pub status: Status,
 }
 
-/// The metadata of an object, as far as kiyot sets or reads it.
+/// The metadata of an object that kiyot sets or reads.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Metadata {
-    /// Name: of a cell its id and its node, so that no other node can take it.
+    /// Name. A cell's object is named by the cell's id and its node, so that no other node can take
+    /// the name.
     pub name: String,
-    /// Labels: those of the pod, and the node's.
+    /// Labels of the pod and of the node.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// Owners, with the last of which the API server removes the object.
+    /// Owners. The API server removes the object with its last owner.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub owner_references: Vec<OwnerReference>,
-    /// Identity of the object, by the API server.
+    /// Identity of the object, set by the API server.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub uid: String,
-    /// Version of the object, by the API server.
+    /// Version of the object, set by the API server.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub resource_version: String,
 }
@@ -70,7 +71,7 @@ pub struct OwnerReference {
     pub kind: String,
     /// Name.
     pub name: String,
-    /// Identity, which another object of the name does not have.
+    /// Identity, which tells the owner from a later object with its name.
     pub uid: String,
 }
 
@@ -81,7 +82,7 @@ impl OwnerReference {
     }
 }
 
-/// The node of a cell, which does not change.
+/// The node of a cell. It does not change.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Spec {
@@ -100,60 +101,60 @@ pub struct Spec {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Status {
-    /// State of its life.
+    /// Phase of the cell.
     pub phase: String,
-    /// Its provider.
+    /// Provider.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub provider: String,
-    /// Name of its pod.
+    /// Name of the pod.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pod_name: String,
-    /// Namespace of its pod.
+    /// Namespace of the pod.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub pod_namespace: String,
-    /// Uid of its pod.
+    /// Uid of the pod.
     #[serde(rename = "podUID", skip_serializing_if = "String::is_empty")]
     pub pod_uid: String,
     /// `On-Demand` or `Spot`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub launch_type: String,
-    /// Type of its instance.
+    /// Instance type.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub instance_type: String,
-    /// Id of its instance, by the provider.
+    /// Id of the instance, set by the provider.
     #[serde(rename = "instanceID", skip_serializing_if = "String::is_empty")]
     pub instance_id: String,
-    /// Zone of its instance.
+    /// Zone of the instance.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub zone: String,
-    /// First address of its pod.
+    /// First address of the pod.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub ip: String,
-    /// All addresses of its pod.
+    /// All addresses of the pod.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ips: Vec<String>,
-    /// Price in US dollars an hour.
+    /// Price in US dollars per hour.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub price_per_hour: String,
-    /// Reason for which its offering was chosen.
+    /// Reason for the choice of the offering.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub offering_reason: String,
     /// Time from launch to enrolment, in seconds.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub boot_seconds: String,
-    /// Cost since the launch, in US dollars, at the time of the last write.
+    /// Cost since the launch, in US dollars, as of the last write.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub accrued_cost: String,
-    /// Reason of its end, or the error of its last launch or termination.
+    /// Reason of the cell's end, or error of its last launch or termination.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Steps of its start.
+    /// Steps of the cell's start.
     pub timeline: Timeline,
     /// Conditions.
     pub conditions: Vec<Condition>,
 }
 
-/// Times of the steps of a start; absent while a step is pending.
+/// Times of the steps of a start. A pending step has no time.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Timeline {
@@ -177,7 +178,7 @@ pub struct Timeline {
     pub first_container: Option<String>,
 }
 
-/// A condition, as Kubernetes has it.
+/// A condition, in the form of Kubernetes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
@@ -256,7 +257,7 @@ fn status(shown: &ShownCell) -> Status {
     }
 }
 
-/// Returns the reason for a cell's offering, with the launches that failed before.
+/// Returns the reason for a cell's offering, with the number of failed launches.
 pub fn reason(cell: &admin::Cell) -> String {
     let failed = match cell.start_failures {
         0 => String::new(),
@@ -300,13 +301,13 @@ pub fn keep_transitions(previous: &Status, new: &mut Status) {
     }
 }
 
-/// Returns true if two states differ in more than the accrued cost, which always grows.
+/// Returns whether two states differ in more than the accrued cost, which always grows.
 pub fn differ(one: &Status, other: &Status) -> bool {
     let without = |status: &Status| Status { accrued_cost: String::new(), ..status.clone() };
     without(one) != without(other)
 }
 
-/// Returns an amount of US dollars with the decimals that it needs, two at least.
+/// Returns an amount of US dollars with as many decimals as it needs, at least two.
 pub fn dollars(micros: u64) -> String {
     let fraction = format!("{:06}", micros % 1_000_000);
     let significant = fraction.trim_end_matches('0').len().max(2);

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// Most writes a second.
+/// Bounds the writes in a second.
 pub const MAX_WRITES_PER_SECOND: u32 = 5;
 
-/// Spaces writes evenly, so that no second has more than its bound.
+/// Spaces writes evenly, so that every second keeps the bound.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
     interval: Duration,
@@ -13,19 +13,20 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// Returns a pace of this many writes a second.
+    /// Returns a pace with this number of writes in a second.
     pub fn per_second(writes: u32) -> Self {
-        // More than the share, because timers are of milliseconds, and may be early by a part.
+        // Longer than the exact share, because timers have a resolution of milliseconds and may
+        // fire early.
         let share = Duration::from_secs(1) / writes.max(1);
         Self { interval: share + Duration::from_millis(2), next: None }
     }
 
-    /// Returns the time of the next write; `None` for at once.
+    /// Returns the time of the next write; `None` if it may be made at once.
     pub fn next(&self) -> Option<Instant> {
         self.next
     }
 
-    /// Notes a write. Time that was not used is not saved up.
+    /// Notes a write. Unused time is not saved up.
     pub fn wrote(&mut self, now: Instant) {
         self.next = Some(now + self.interval);
     }
@@ -37,7 +38,7 @@ mod tests {
 
     /// Verifies K5.
     #[test]
-    fn writes_are_spaced_also_after_a_pause() {
+    fn writes_after_a_pause_are_spaced() {
         let (start, mut pace) = (Instant::now(), Pace::per_second(MAX_WRITES_PER_SECOND));
         let (mut now, mut times) = (start, Vec::new());
         for write in 0..40 {

@@ -1,8 +1,8 @@
 //! The writes that make the API's objects equal to the cells.
 //!
-//! The plan has the wanted objects, and what is known of those of the API server. An object whose
-//! parts differ waits in a queue, in which it is once however often it changes: what is written is
-//! its state at the time of the write.
+//! The plan has the wanted objects, and the known objects of the API server. An object that differs
+//! waits in a queue, once however often it changes. The write has the object's state at the time of
+//! the write.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -16,19 +16,19 @@ use crate::{
     object::{self, Cell},
 };
 
-/// Age of an accrued cost, which always grows, at which it is written without another change.
+/// Age at which an accrued cost, which always grows, is written without another change.
 const COST_REFRESH: Duration = Duration::from_secs(3600);
-/// Most objects whose denied writes wait alone.
+/// Bounds the objects whose denied writes wait alone.
 const MAX_DENIED: usize = 4;
 
-/// A write that is due.
+/// A due write.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
-    /// Name, labels, owner and spec.
+    /// Applies name, labels, owner and spec.
     Apply(Box<Cell>),
-    /// Status.
+    /// Applies the status.
     ApplyStatus(Box<Cell>),
-    /// The end of an object of this name and uid.
+    /// Deletes the object with this name and uid.
     Delete {
         /// Name of the object.
         name: String,
@@ -46,7 +46,7 @@ impl Write {
         }
     }
 
-    /// Returns verb and resource, as the call has them.
+    /// Returns verb and resource of the call.
     pub fn operation(&self) -> &'static str {
         match self {
             Self::Apply(_) => "patch cells",
@@ -56,19 +56,19 @@ impl Write {
     }
 }
 
-/// An object of the API server, as far as it is known.
+/// The known state of an object of the API server.
 #[derive(Debug, Clone)]
-struct Known {
-    /// The object, as it was applied or listed.
+struct KnownObject {
+    /// The object that was applied or listed.
     cell: Cell,
-    /// False before the status was written.
+    /// False until the status is written.
     has_status: bool,
     uid: String,
     resource_version: String,
     cost_written: Instant,
 }
 
-/// A denied write, which is repeated after pauses of its own.
+/// A denied write, which is repeated after its own pauses.
 #[derive(Debug)]
 struct Denied {
     operation: &'static str,
@@ -79,19 +79,19 @@ struct Denied {
 #[derive(Debug, Default)]
 pub struct Plan {
     wanted: BTreeMap<String, Cell>,
-    known: BTreeMap<String, Known>,
-    /// The wanted objects that were refused, which are not written again before they change.
+    known: BTreeMap<String, KnownObject>,
+    /// The wanted objects that were refused. They are written again only after a change.
     refused: BTreeMap<String, Cell>,
-    /// The objects whose needed writes were denied, and wait alone.
+    /// The objects whose writes were denied, and wait alone.
     denied: BTreeMap<String, Denied>,
-    /// The objects that were absent when their status was written last.
+    /// The objects that were absent at the last write of their status.
     absent: BTreeSet<String>,
     queue: VecDeque<String>,
     queued: BTreeSet<String>,
 }
 
 impl Plan {
-    /// Sets the wanted objects. Transition times of conditions are kept.
+    /// Sets the wanted objects. Conditions keep their transition times.
     pub fn want(&mut self, cells: Vec<Cell>, now: Instant) {
         let mut wanted = BTreeMap::new();
         for mut cell in cells {
@@ -110,16 +110,16 @@ impl Plan {
         self.enqueue(now);
     }
 
-    /// Sets what the API server has of this node's objects.
+    /// Sets the API server's objects of this node.
     pub fn listed(&mut self, cells: Vec<Cell>, now: Instant) {
         let mut known = BTreeMap::new();
         for cell in cells {
             let (name, uid) = (cell.metadata.name.clone(), cell.metadata.uid.clone());
             let version = cell.metadata.resource_version.clone();
-            // An older schema drops fields: what was applied counts, while no other client writes.
+            // An older schema drops fields. The applied object counts until another client writes.
             let own = self.known.remove(&name);
             let own = own.filter(|own| own.resource_version == version && own.uid == uid);
-            let listed = || Known {
+            let listed = || KnownObject {
                 cell,
                 has_status: true,
                 uid,
@@ -146,7 +146,7 @@ impl Plan {
         }
     }
 
-    /// Returns the write that an object needs, unless it was denied and waits.
+    /// Returns the write that an object needs; `None` while a denied write waits.
     fn due(&self, name: &str, now: Instant) -> Option<Write> {
         let write = self.needed(name, now)?;
         let waits = self.denied.get(name).is_some_and(|denied| {
@@ -183,7 +183,7 @@ impl Plan {
         is_due.then(|| Write::ApplyStatus(boxed()))
     }
 
-    /// Returns the next write; it stays the next until its outcome is noted.
+    /// Returns the next write. It stays the next until its outcome is noted.
     pub fn next(&mut self, now: Instant) -> Option<Write> {
         loop {
             let name = self.queue.front()?;
@@ -199,12 +199,12 @@ impl Plan {
         self.queue.len()
     }
 
-    /// Puts the next write behind all others, so that a single object holds up no other.
+    /// Puts the next write behind all others, so that it does not hold them up.
     pub fn postpone(&mut self) {
         self.queue.rotate_left(usize::from(!self.queue.is_empty()));
     }
 
-    /// Returns true if an operation is due, or follows one that is.
+    /// Returns whether an operation is due, or follows a due operation.
     pub fn needs(&self, operation: &str, now: Instant) -> bool {
         self.queue.iter().filter_map(|name| self.due(name, now)).any(|write| {
             let has_status = matches!(write, Write::Apply(_));
@@ -212,20 +212,20 @@ impl Plan {
         })
     }
 
-    /// Returns true if the write of an object may wait alone if it is denied. More denied objects
-    /// than a few mean that all are denied.
+    /// Returns whether a denied write of an object may wait alone. If many objects are denied, all
+    /// objects count as denied.
     pub fn may_wait(&self, name: &str) -> bool {
         self.denied.len() < MAX_DENIED || self.denied.contains_key(name)
     }
 
-    /// Returns true while denied objects wait alone.
+    /// Returns whether denied objects wait alone.
     pub fn has_denied(&self) -> bool {
         !self.denied.is_empty()
     }
 
-    /// Notes that the next write was denied: its object waits alone, for pauses that grow.
+    /// Notes that the next write was denied. Its object waits alone, for growing pauses.
     ///
-    /// `first_pause` and `jitter` are those of a [`Gate`].
+    /// `first_pause` and `jitter` are parameters of a [`Gate`].
     pub fn denied(
         &mut self,
         write: &Write,
@@ -248,7 +248,7 @@ impl Plan {
         }
     }
 
-    /// Notes that a write succeeded. The response has uid and version of an applied object.
+    /// Notes that a write succeeded. The response to an apply has the object's uid and version.
     pub fn written(&mut self, write: Write, response: Option<&Cell>, now: Instant) {
         let (uid, resource_version) = response
             .map(|cell| (cell.metadata.uid.clone(), cell.metadata.resource_version.clone()))
@@ -272,7 +272,7 @@ impl Plan {
                 let cost_written = earlier.map_or(now, |known| known.cost_written);
                 self.known.insert(
                     name.clone(),
-                    Known { cell, has_status, uid, resource_version, cost_written },
+                    KnownObject { cell, has_status, uid, resource_version, cost_written },
                 );
             }
             Write::ApplyStatus(cell) => {
@@ -285,14 +285,16 @@ impl Plan {
                 }
             }
         }
-        // The status of a new object follows at once: without it the row has no columns.
+        // The status of a new object is written next, because a row without status has empty
+        // columns.
         if self.due(&name, now).is_none() {
             self.drop_next();
         }
     }
 
-    /// Notes that the object of a write is absent: it is made again if it is wanted. Returns true
-    /// if it was made again, and its status is still absent: the kind lacks the subresource.
+    /// Notes that the object of a write is absent. A wanted object is made again. Returns whether
+    /// it was already made again and its status is still absent: the kind then lacks the
+    /// subresource.
     pub fn absent(&mut self, write: &Write) -> bool {
         let name = write.name();
         self.known.remove(name);
@@ -308,7 +310,7 @@ impl Plan {
         is_again
     }
 
-    /// Notes that a write was refused for good: it is not repeated before its object changes.
+    /// Notes that a write was refused for good. It is repeated only after its object changes.
     pub fn refused(&mut self, write: Write) {
         let name = write.name().to_owned();
         self.denied.remove(&name);
@@ -324,7 +326,7 @@ impl Plan {
     }
 }
 
-/// Returns true if two objects differ in what is written.
+/// Returns whether two objects differ in written parts.
 fn differs(one: &Cell, other: &Cell) -> bool {
     one.spec != other.spec
         || one.metadata.labels != other.metadata.labels

@@ -1,4 +1,4 @@
-//! Events of cells as events of their pods.
+//! Turns events of cells into events of their pods.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,14 +10,14 @@ use crate::{
     source::ShownCell,
 };
 
-/// Most cells that are remembered: more than a node has.
+/// Bounds the remembered cells. A node has fewer.
 const MAX_REMEMBERED: usize = 4096;
 
-/// Values by their keys, a bounded number: the one that was set the longest ago is removed first.
+/// A bounded map. The value that was set first is removed first.
 #[derive(Debug)]
 struct Latest<T> {
     values: HashMap<String, (u64, T)>,
-    /// Keys by the number of the change that has set their value.
+    /// Keys by the number of the change that set their value.
     by_age: BTreeMap<u64, String>,
     changes: u64,
 }
@@ -50,7 +50,7 @@ impl<T> Latest<T> {
     }
 }
 
-/// The cells that events are about, which may have ended when an event is read.
+/// The cells of events. A cell may have ended when its event is read.
 #[derive(Debug)]
 pub struct PodEvents {
     cells: Latest<ShownCell>,
@@ -58,12 +58,12 @@ pub struct PodEvents {
 }
 
 impl PodEvents {
-    /// Returns a translator of the events since a time.
+    /// Returns a translator of events since a time.
     pub fn new(since_unix_nanos: i64) -> Self {
         Self { cells: Latest::new(), since_unix_nanos }
     }
 
-    /// Remembers a cell that has a pod.
+    /// Remembers a cell, if it has a pod.
     pub fn remember(&mut self, shown: ShownCell) {
         let cell = &shown.cell;
         if cell.pod_uid.is_empty() || cell.pod_name.is_empty() {
@@ -72,7 +72,7 @@ impl PodEvents {
         self.cells.set(cell.id.clone(), shown);
     }
 
-    /// Returns the events of a pod that an event means.
+    /// Returns the pod events for an event.
     pub fn of(&mut self, event: &admin::Event) -> Vec<PodEvent> {
         match event.kind.as_str() {
             "Pod" => of_pod(event).into_iter().collect(),
@@ -117,7 +117,7 @@ impl PodEvents {
             "LaunchFailed" => {
                 vec![pod_event(true, "LaunchRefused", format!("Cell {id}: {}", event.message))]
             }
-            // A cell connects again after a restart of the daemon.
+            // A cell also connects after a restart of the daemon.
             "Connected" => {
                 let steps = cell.timeline.unwrap_or_default();
                 let is_first = steps.enrolled >= self.since_unix_nanos
@@ -155,7 +155,7 @@ fn of_pod(event: &admin::Event) -> Option<PodEvent> {
     Some(PodEvent { pod, is_warning: true, reason, message: event.message.clone() })
 }
 
-/// Returns the sentence of a chosen offering.
+/// Returns a sentence about the chosen offering.
 fn chosen(cell: &admin::Cell, offering: &admin::Offering) -> String {
     let market = if offering.spot { "spot" } else { "on-demand" };
     let accuracy = match (offering.price_is_at_most, offering.price_is_estimate) {
@@ -256,12 +256,12 @@ mod tests {
         );
         assert!(read(&of_cell("Bound", "10.88.0.2")).is_empty());
         assert!(read(&of_cell("Ended", "")).is_empty());
-        assert!(read(&of_cell("Lost", "")).is_empty(), "the cell is forgotten");
+        assert!(read(&of_cell("Lost", "")).is_empty(), "the ended cell was removed");
     }
 
     /// Verifies K8.
     #[test]
-    fn pod_without_a_cell_has_the_event_and_not_an_earlier_pod_of_its_name() {
+    fn event_of_a_pod_without_a_cell_names_the_pod_by_uid() {
         let mut events = PodEvents::new(0);
         events.remember(shown());
         let refused = event("Pod", "default/web", "NoCell", "price limit reached");
@@ -280,14 +280,14 @@ mod tests {
 
     /// Verifies K8.
     #[test]
-    fn cell_that_was_remembered_the_longest_ago_is_forgotten_first() {
+    fn oldest_remembered_cell_is_removed_first() {
         let mut events = PodEvents::new(0);
         let mut remember = |name: &str| {
             let mut shown = shown();
             (shown.cell.id, shown.cell.pod_name) = (format!("cell-{name}"), name.to_owned());
             events.remember(shown);
         };
-        // By name the live pod is the first, and the oldest the last.
+        // By name, the live cell is the first, and the oldest cell the last.
         remember("a");
         remember("z");
         (2..MAX_REMEMBERED).for_each(|number| remember(&format!("b-{number}")));

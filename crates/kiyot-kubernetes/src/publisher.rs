@@ -1,7 +1,7 @@
-//! The task that keeps the objects of this node's cells current, and reports events of pods.
+//! The task that keeps the objects of this node's cells current and reports events of pods.
 //!
-//! It makes a call at a time, each with a deadline, and all its writes share a pace. It reads the
-//! cells as the admin API does, and nothing waits for it.
+//! It makes one call at a time, each with a deadline. All writes share a pace. It reads the cells
+//! through the same source as the admin API. No other task waits for it.
 
 use std::{
     sync::Arc,
@@ -34,9 +34,9 @@ mod owner;
 
 use denials::Denials;
 
-/// Period of reading the cells, for changes without an event.
+/// Period of reading the cells, which finds changes without an event.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
-/// Time from an event to reading the cells: events come in groups.
+/// Delay from an event to reading the cells, because events come in groups.
 const REFRESH_DELAY: Duration = Duration::from_millis(300);
 
 /// Options of the publisher.
@@ -57,8 +57,8 @@ pub struct Options {
 /// The periods of the publisher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Periods {
-    /// Period of reading the Node object and listing this node's objects, which other clients may
-    /// have changed or deleted.
+    /// Period of reading the Node object and listing this node's objects. Other clients may have
+    /// changed or deleted them.
     pub list: Duration,
     /// Pause after a first failure.
     pub first_pause: Duration,
@@ -108,19 +108,19 @@ impl Publisher {
             is_older_logged: false,
             options,
         };
-        // Before the task runs, so that no later event is missed.
+        // Subscribed before the task runs, so that no later event is missed.
         let events = task.source.events();
         Self(AbortOnDropHandle::new(tokio::spawn(task.run(events))))
     }
 }
 
-/// The calls of a kind, which fail together.
+/// Calls of a kind that fail together.
 #[derive(Debug)]
 struct Lane {
     gate: Gate,
-    /// The operations that failed and have not succeeded since.
+    /// The operations that have failed since their last success.
     failing: Vec<&'static str>,
-    /// True while denied objects wait alone, which are part of the row.
+    /// True while denied objects wait alone. They are part of the series of failures.
     has_denied: bool,
     meaning: &'static str,
 }
@@ -130,13 +130,13 @@ impl Lane {
         Self { gate: Gate::new(first_pause), failing: Vec::new(), has_denied: false, meaning }
     }
 
-    /// Returns the time from which a call may be made that is due at `due`.
+    /// Returns the time from which a call that is due at `due` may be made.
     fn open(&self, due: Instant) -> Instant {
         self.gate.open_at().map_or(due, |open| open.max(due))
     }
 
-    /// Notes the outcome of an operation. A row of failures ends once all operations that failed
-    /// have succeeded: a server that lists objects may fail all writes.
+    /// Notes the outcome of an operation. A series of failures ends once all failed operations have
+    /// succeeded, because a server that lists objects may still fail all writes.
     fn note(&mut self, operation: &'static str, outcome: &Result<(), Failure>) {
         match outcome {
             Ok(()) => {
@@ -174,22 +174,21 @@ struct Task {
     pace: Pace,
     pod_events: PodEvents,
     recorder: Recorder,
-    /// The Node object; `None` before it was read, and while it is absent.
+    /// The Node object; `None` until it is read, and while it is absent.
     owner: Option<OwnerReference>,
-    /// True once the Node object was read for the next list.
+    /// True once the Node object is read for the next list.
     is_owner_read: bool,
     refresh_at: Instant,
     list_at: Instant,
     cells_lane: Lane,
     events_lane: Lane,
     denials: Denials,
-    /// Events and cells take turns.
+    /// True if it is the events' turn, which alternates with the cells' turn.
     is_event_turn: bool,
-    /// True after the log line of a definition that drops fields.
+    /// True once an outdated definition was logged.
     is_older_logged: bool,
 }
 
-/// A step, by its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Own,
@@ -211,7 +210,7 @@ impl Task {
             }
             let wake = self.next_step().map_or(self.refresh_at, |(_, at)| at.min(self.refresh_at));
             tokio::select! {
-                // Events first, or else they are missed while there is always a call to make.
+                // Events first: otherwise they would be missed while calls are always due.
                 biased;
                 Some(event) = events.next() => self.happened(&event).await,
                 () = sleep_until(wake.into()) => {}
@@ -219,7 +218,7 @@ impl Task {
         }
     }
 
-    /// Returns the step that is due first, and its time.
+    /// Returns the next due step, and its time.
     fn next_step(&mut self) -> Option<(Step, Instant)> {
         let now = Instant::now();
         let paced = self.pace.next().unwrap_or(now);
@@ -272,7 +271,7 @@ impl Task {
                     // Other clients may have changed objects meanwhile.
                     self.list_again();
                 } else if step == Step::List {
-                    // The write that failed may not be needed any more.
+                    // The failed write may not be needed any more.
                     let now = Instant::now();
                     self.cells_lane.failing.retain(|own| self.plan.needs(own, now));
                 }
@@ -299,7 +298,7 @@ impl Task {
         }
     }
 
-    /// Has the Node object read and the objects listed as soon as calls may be made.
+    /// Schedules reading the Node object and listing the objects for as soon as calls may be made.
     fn list_again(&mut self) {
         self.list_at = Instant::now();
         self.is_owner_read = false;

@@ -1,7 +1,7 @@
-//! Correlation of events, as client-go's recorder does it (`EventCorrelator`).
+//! Correlation of events, like client-go's recorder (`EventCorrelator`).
 //!
-//! Equal events of a pod become a count of the first. Many similar events become a combined one.
-//! An object's events have a burst of 25 and then one every five minutes.
+//! Equal events of a pod increase the count of the first. Many similar events become a combined
+//! event. An object may have a burst of 25 events, and then one every five minutes.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -17,22 +17,22 @@ use crate::{
 
 /// Burst of an object's events (client-go: `defaultSpamBurst`).
 const SPAM_BURST: f64 = 25.0;
-/// Time in which an object may have another event after its burst (`defaultSpamQPS`).
+/// Time after which an object may have another event after its burst (`defaultSpamQPS`).
 const SPAM_INTERVAL: Duration = Duration::from_secs(300);
-/// Similar events after which they are combined (`defaultAggregateMaxEvents`).
+/// The number of similar events from which they are combined (`defaultAggregateMaxEvents`).
 const MAX_SIMILAR: usize = 10;
-/// Time in which events count as similar (`defaultAggregateIntervalInSeconds`).
+/// Time within which events count as similar (`defaultAggregateIntervalInSeconds`).
 const SIMILAR_INTERVAL: Duration = Duration::from_secs(600);
-/// Entries of each table (`maxLruCacheEntries`).
+/// Bounds the entries of each table (`maxLruCacheEntries`).
 const MAX_ENTRIES: usize = 4096;
-/// Events that wait for their write; further ones are dropped.
+/// Bounds the events that wait for their write. Further events are dropped.
 const MAX_WAITING: usize = 256;
-/// Tries of an event (`maxTriesPerEvent`).
+/// Bounds the tries of an event (`maxTriesPerEvent`).
 const MAX_TRIES: u32 = 12;
-/// Longest message, in characters (the API's limit is 1,024 bytes).
+/// Bounds a message, in characters (the API's limit is 1,024 bytes).
 const MAX_MESSAGE_CHARS: usize = 256;
 
-/// A pod that events are about.
+/// A reference to the pod of an event.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PodRef {
     /// Namespace.
@@ -64,11 +64,11 @@ pub struct Record {
     first_unix_nanos: i64,
     last_unix_nanos: i64,
     count: u32,
-    /// True if the API server has an earlier count of it.
+    /// True if the API server has an earlier count of the event.
     is_known: bool,
 }
 
-/// The common parts of similar events: all but the message.
+/// The parts that similar events share: all but the message.
 type Similar = (PodRef, bool, &'static str);
 
 #[derive(Debug)]
@@ -77,17 +77,17 @@ struct Bucket {
     at: Instant,
 }
 
-/// Correlates events, and keeps those that wait for their write.
+/// Correlates events, and keeps the events that wait for their write.
 #[derive(Debug)]
 pub struct Recorder {
     node: String,
     buckets: BTreeMap<PodRef, Bucket>,
     /// The messages of similar events.
     similar: BTreeMap<Similar, (Vec<String>, Instant)>,
-    /// The events that were recorded.
+    /// The recorded events.
     seen: BTreeMap<PodEvent, (Record, Instant)>,
     waiting: VecDeque<PodEvent>,
-    /// Failed tries of the next event.
+    /// The number of failed tries of the next event.
     tries: u32,
     names: u64,
 }
@@ -106,7 +106,7 @@ impl Recorder {
         }
     }
 
-    /// Adds an event. Returns false if it was dropped, because it is beyond its pod's share.
+    /// Adds an event. Returns whether it was accepted; an event beyond its pod's share is dropped.
     pub fn add(&mut self, mut event: PodEvent, now: Instant, unix_nanos: i64) -> bool {
         event.message = event.message.chars().take(MAX_MESSAGE_CHARS).collect();
         self.combine(&mut event, now);
@@ -119,7 +119,7 @@ impl Recorder {
             }
             None => {
                 *names += 1;
-                // The count keeps events of the same nanosecond apart.
+                // The count distinguishes events of the same nanosecond.
                 let number = unix_nanos.unsigned_abs().wrapping_add(*names);
                 let name = event_object::name(&event.pod.name, number);
                 Record {
@@ -143,7 +143,7 @@ impl Recorder {
         true
     }
 
-    /// Replaces the message of an event if there are many similar ones.
+    /// Replaces the message of an event that has many similar events.
     fn combine(&mut self, event: &mut PodEvent, now: Instant) {
         let key = (event.pod.clone(), event.is_warning, event.reason);
         bound(&mut self.similar, |(_, at)| *at);
@@ -175,7 +175,7 @@ impl Recorder {
         has_token
     }
 
-    /// Returns the next event to write; it stays the next until its outcome is noted.
+    /// Returns the next event to write. It stays the next until its outcome is noted.
     pub fn next_record(&mut self) -> Option<Record> {
         loop {
             let event = self.waiting.front()?;
@@ -191,7 +191,7 @@ impl Recorder {
         self.tries = 0;
     }
 
-    /// Returns true if no event waits.
+    /// Returns whether no event waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }
@@ -210,8 +210,8 @@ impl Recorder {
         }
     }
 
-    /// Notes that the write of the next event failed. Returns true if it was dropped, after its
-    /// last try.
+    /// Notes that the write of the next event failed. Returns whether the event was dropped, after
+    /// its last try.
     pub fn failed(&mut self, record: &Record) -> bool {
         self.tries += 1;
         let is_last = self.tries >= MAX_TRIES;
@@ -221,7 +221,8 @@ impl Recorder {
         is_last
     }
 
-    /// Notes that the API server doesn't have the next event any more: it keeps them for an hour.
+    /// Notes that the API server does not have the next event any more: it keeps events for an
+    /// hour.
     pub fn expired(&mut self, record: &Record) {
         if let Some((seen, _)) = self.seen.get_mut(&record.event) {
             seen.is_known = false;
@@ -270,18 +271,18 @@ impl Record {
         &self.name
     }
 
-    /// Returns true if the API server has an earlier count of the event.
+    /// Returns whether the API server has an earlier count of the event.
     pub fn is_known(&self) -> bool {
         self.is_known
     }
 
-    /// Returns the patch of an event that the API server has.
+    /// Returns the patch for an event that the API server has.
     pub fn patch(&self) -> Value {
         json!({ "count": self.count, "lastTimestamp": time::seconds(self.last_unix_nanos) })
     }
 }
 
-/// Removes the entry that was used least recently from a full table.
+/// Removes the least recently used entry from a full table.
 fn bound<K: Ord + Clone, V>(table: &mut BTreeMap<K, V>, used: impl Fn(&V) -> Instant) {
     if table.len() < MAX_ENTRIES {
         return;

@@ -1,4 +1,4 @@
-//! A list and a watch of a kind of objects, which keep current what is known of them.
+//! Lists and watches a kind of objects, to keep their known state current.
 
 use std::{
     sync::Arc,
@@ -18,35 +18,36 @@ use crate::{
     gate::{FIRST_PAUSE, Gate},
 };
 
-/// Most parts of a list.
+/// Bounds the parts of a list.
 const MAX_PARTS: usize = 100;
-/// Longest change of a watch, in bytes: etcd refuses objects beyond 1.5 MiB.
+/// Bounds a change of a watch, in bytes. etcd refuses objects beyond 1.5 MiB.
 const MAX_CHANGE_BYTES: usize = 4 * 1024 * 1024;
-/// Time without a byte, beyond the watch's own end, after which the connection counts as dead.
+/// Time without data, beyond the watch's own end, after which the connection counts as dead.
 const WATCH_GRACE: Duration = Duration::from_secs(15);
 
-/// A kind of objects, and what is known of them.
+/// A watched kind of objects, with their known state.
 pub(crate) trait Watched: Send + 'static {
     /// An object.
     type Object: DeserializeOwned + Send;
 
-    /// Returns the call of a part of the list, from a position; empty for the first part.
+    /// Returns the call that lists a part, from a position; the position of the first part is
+    /// empty.
     fn list_call(&self, position: &str) -> Call;
-    /// Returns the call of the watch from a position.
+    /// Returns the call that watches from a position.
     fn watch_call(&self, position: &str) -> Call;
     /// Returns the version of an object.
     fn version(object: &Self::Object) -> &str;
     /// Takes a part of a list.
     fn take_part(&mut self, is_first: bool, objects: Vec<Self::Object>);
-    /// Takes the end of a list: what it had is all that there is.
+    /// Ends a list: objects that were not in it are absent.
     fn end_list(&mut self);
     /// Takes a change: `ADDED`, `MODIFIED` or `DELETED`.
     fn changed(&mut self, change: &str, object: Self::Object);
-    /// Notes that what is known is current.
+    /// Notes that the known state is current.
     fn is_read(&self) {}
-    /// Logs the first failure of a row.
+    /// Logs the first failure of a series.
     fn log_failed(failure: &Failure);
-    /// Logs the end of a row of failures.
+    /// Logs the end of a series of failures.
     fn log_recovered();
 }
 
@@ -55,7 +56,7 @@ pub(crate) struct Reflector<W> {
     connection: Connection,
     watched: W,
     gate: Gate,
-    /// True after a watch whose position had expired, until a change or the end of another.
+    /// True after a watch with an expired position, until a change or the end of another watch.
     has_expired: bool,
 }
 
@@ -98,10 +99,10 @@ impl<W: Watched> Reflector<W> {
         }
     }
 
-    /// Lists and watches without an end.
+    /// Lists and watches until it is dropped.
     pub(crate) async fn run(mut self) {
         let mut position = String::new();
-        // A server that ends each watch at once is not asked more often than this.
+        // A watch is begun at most once in this time, even if the server ends each watch at once.
         let mut watch_at = Instant::now();
         let mut has_watch_failed = false;
         loop {
@@ -119,15 +120,15 @@ impl<W: Watched> Reflector<W> {
                 self.watched.is_read();
             }
             match outcome {
-                // A list ends no row of failures of the watch.
+                // A successful list does not end a series of failures of the watch.
                 Ok(()) if has_watch_failed && !is_watch => {}
                 Ok(()) => {
                     has_watch_failed = false;
                     self.has_expired &= !is_watch;
                     self.succeeded();
                 }
-                // The changes since the position are lost: the list has them. The position of a
-                // list that has just been read does not expire.
+                // The next list has the changes that were lost since the position. The position of
+                // a fresh list does not expire.
                 Err(Failure::Expired(_)) if is_watch && !self.has_expired => {
                     self.has_expired = true;
                     position.clear();
@@ -144,7 +145,6 @@ impl<W: Watched> Reflector<W> {
         }
     }
 
-    /// Notes that objects are read.
     fn succeeded(&mut self) {
         if self.gate.succeeded() {
             W::log_recovered();
@@ -169,12 +169,12 @@ impl<W: Watched> Reflector<W> {
         Err(Failure::Server { status: 200, message })
     }
 
-    /// Follows the changes from a position until the watch ends. After a failure without a change
-    /// the position is empty: it may be the reason.
+    /// Follows the changes from a position until the watch ends. After a failure without a change,
+    /// clears the position, because the position may be the reason.
     async fn watch(&mut self, position: &mut String) -> Result<(), Failure> {
         let mut has_change = false;
         match self.follow(position, &mut has_change).await {
-            // Proxies cut connections. The position has everything until then.
+            // Proxies cut connections. The position covers all changes so far.
             Err(Failure::Unreachable(_) | Failure::TimedOut(_)) if has_change => Ok(()),
             Err(failure) => {
                 if !has_change {
@@ -234,7 +234,7 @@ impl<W: Watched> Reflector<W> {
                 }
             });
         }
-        // A bookmark has the position alone; its other fields are not those of an object.
+        // A bookmark has only the position; it lacks other fields of an object.
         if change.r#type == "BOOKMARK" {
             let version = change.object["metadata"]["resourceVersion"].as_str();
             version.unwrap_or_default().clone_into(position);

@@ -1,10 +1,10 @@
-//! The requests and limits of a pod, as the scheduler sums them.
+//! The requests and limits of a pod, summed like the scheduler does.
 //!
-//! Containers run together, and so do sidecars (init containers that restart always). An init
-//! container runs alone but for the sidecars before it. Resources of the pod itself replace sums.
+//! Containers run together with sidecars (init containers that always restart). Another init
+//! container runs only with the sidecars before it. Resources of the pod itself replace the sums.
 //!
-//! An extended resource that stands for a request has the native one as its remainder, so that the
-//! larger of both counts.
+//! A request may be moved to an extended resource, with a small remainder in the native resource.
+//! The larger of both counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,9 +19,9 @@ mod node_figures;
 pub use node_figures::NodeFigure;
 use node_figures::{ResourceField, Volume};
 
-/// Most containers of a pod that are read.
+/// Bounds the containers of a pod that are read.
 const MAX_CONTAINERS: usize = 1000;
-/// Longest uid of a static pod: the kubelet's are hashes of 32 digits.
+/// Bounds the uid of a static pod, in bytes. The kubelet's uids are hashes of 32 digits.
 const MAX_UID_BYTES: usize = 128;
 
 /// The requests and limits of a pod.
@@ -33,13 +33,13 @@ pub struct Requests {
     pub memory: Sum,
     /// The sum of requests of ephemeral storage, in bytes.
     pub storage_request: u64,
-    /// A container has variables in files of volumes (`fileKeyRef`).
+    /// True if a container has variables in files of volumes (`fileKeyRef`).
     pub has_env_in_files: bool,
-    /// The first resource of GPUs by name, such as `nvidia.com/gpu`.
+    /// The first GPU resource by name, such as `nvidia.com/gpu`.
     pub gpus: Option<String>,
-    /// The variables that the kubelet fills in with the node's figures, for want of a limit.
+    /// The variables without a limit, which the kubelet fills with the node's figures.
     pub node_variables: Vec<NodeFigure>,
-    /// The files of volumes of which the same is true.
+    /// The files of volumes without a limit, which the kubelet fills with the node's figures.
     pub node_files: Vec<NodeFigure>,
 }
 
@@ -48,12 +48,12 @@ pub struct Requests {
 pub struct Sum {
     /// The sum of requests.
     pub request: u64,
-    /// The sum of limits; `None` if a container has none.
+    /// The sum of limits; `None` if a container has no limit.
     pub limit: Option<u64>,
 }
 
-/// The amounts by which the kubelet counts pods against its node, by the names of resources: CPUs
-/// in thousandths, everything else in units.
+/// The amounts with which the kubelet counts pods against the node, by the names of resources: CPUs
+/// in thousandths, other resources in units.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Footprint(BTreeMap<String, u64>);
 
@@ -75,24 +75,24 @@ impl<'f> std::iter::Sum<&'f Self> for Footprint {
     }
 }
 
-/// A pod, as far as it is read.
+/// The parts of a pod that are read.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Pod {
-    /// Its metadata.
+    /// Metadata.
     pub metadata: PodMetadata,
-    /// Its containers.
+    /// Containers.
     pub spec: PodSpec,
     status: PodStatus,
 }
 
-/// The metadata of a pod, as far as it is read.
+/// The parts of a pod's metadata that are read.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodMetadata {
-    /// Identity of the object, by the API server.
+    /// Identity of the object, set by the API server.
     pub uid: String,
-    /// Version of the object, by the API server.
+    /// Version of the object, set by the API server.
     pub resource_version: String,
     annotations: PodAnnotations,
 }
@@ -119,13 +119,13 @@ struct Condition {
 }
 
 impl Pod {
-    /// Returns the uid that the pod has in CRI: of a static pod's mirror, that of the static pod.
+    /// Returns the pod's uid in CRI. For the mirror of a static pod, it is the static pod's uid.
     pub fn cri_uid(&self) -> &str {
         let mirror = self.metadata.annotations.mirror.as_deref();
         mirror.filter(|uid| uid.len() <= MAX_UID_BYTES).unwrap_or(&self.metadata.uid)
     }
 
-    /// Returns whether the kubelet has made its sandbox. Until then the pod may get a cell.
+    /// Returns whether the kubelet has made the pod's sandbox. Until then the pod may get a cell.
     pub fn has_sandbox(&self) -> bool {
         let is_ready =
             |own: &Condition| own.r#type == "PodReadyToStartContainers" && own.status == "True";
@@ -133,8 +133,8 @@ impl Pod {
             || self.status.conditions.iter().any(is_ready)
     }
 
-    /// Returns what the kubelet counts the pod with: its requests, and the overhead of its
-    /// RuntimeClass; nothing after its end.
+    /// Returns the amounts with which the kubelet counts the pod: its requests, and the overhead of
+    /// its RuntimeClass; no amounts after the pod's end.
     pub fn footprint(&self) -> Footprint {
         if ["Succeeded", "Failed"].contains(&self.status.phase.as_str()) {
             return Footprint::default();
@@ -199,7 +199,7 @@ struct Resources {
     limits: BTreeMap<String, Amount>,
 }
 
-/// A quantity, which YAML also has as a number.
+/// A quantity. In YAML it may be a number.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 enum Amount {
@@ -220,7 +220,7 @@ impl Amount {
 #[derive(Clone, Copy)]
 struct Resource<'n> {
     name: &'n str,
-    /// Name of the extended resource that stands for its requests.
+    /// Name of the extended resource that replaces the requests.
     extended: Option<&'n str>,
     read: fn(Quantity) -> u64,
 }
@@ -230,7 +230,7 @@ impl Resource<'_> {
         amounts.get(self.name)?.quantity().map(self.read)
     }
 
-    /// Returns request and limit of a container. A limit alone is the request too.
+    /// Returns request and limit of a container. A limit without a request is also the request.
     fn of_container(self, container: &Container) -> (u64, Option<u64>) {
         let Resources { requests, limits } = &container.resources;
         let of = |it: Self| (it.of(requests).or(it.of(limits)).unwrap_or_default(), it.of(limits));
@@ -240,7 +240,7 @@ impl Resource<'_> {
     }
 
     fn sum(self, spec: &PodSpec) -> Sum {
-        // A sum of requests, and one of limits that is absent if a summand is.
+        // A sum of requests, and a sum of limits. The latter is absent if a summand is.
         type Total = (u64, Option<u64>);
         let plus = |(request, limit): Total, (other, other_limit): Total| -> Total {
             let limit = limit.zip(other_limit).map(|(limit, other)| limit.saturating_add(other));
@@ -271,7 +271,7 @@ impl Resource<'_> {
 }
 
 impl Resources {
-    /// Returns the first resource of GPUs with an amount above 0.
+    /// Returns the first GPU resource with an amount above 0.
     fn gpus(&self) -> Option<&String> {
         let is_some = |amount: &Amount| amount.quantity() != Some(Quantity::default());
         let mut all = self.requests.iter().chain(&self.limits);
@@ -324,12 +324,12 @@ mod tests {
         let summed = requests(json!({ "containers": [both("100m", "64Mi"), both("1", "1Gi")] }));
         assert_eq!(summed.milli_cpus, Sum { request: 1100, limit: None });
         assert_eq!(summed.memory.request, (64 << 20) + (1 << 30));
-        // An init container that is larger than all others together.
+        // An init container that is larger than all other containers together.
         let with_init = requests(json!({
             "containers": [both("100m", "64Mi")], "initContainers": [both("2", "1Mi")],
         }));
         assert_eq!((with_init.milli_cpus.request, with_init.memory.request), (2000, 64 << 20));
-        // A sidecar runs beside what follows it.
+        // A sidecar runs beside the containers after it.
         let mut sidecar = both("500m", "1Mi");
         sidecar["restartPolicy"] = json!("Always");
         let with_sidecar = requests(json!({
@@ -382,7 +382,7 @@ mod tests {
         assert_eq!(sums.milli_cpus, Sum { request: 32_500, limit: None });
         assert_eq!(sums.memory, Sum { request: 129 << 30, limit: None });
         assert_eq!(sums.storage_request, 41 << 30);
-        // The larger counts, and limits stay.
+        // The larger amount counts, and limits stay.
         let limits = json!({ "cpu": "4", "pod.elotl.co/cpu": "1" });
         let larger = json!({ "resources": { "limits": limits } });
         let sums = requests(json!({ "containers": [larger] }));
@@ -412,7 +412,7 @@ mod tests {
 
     /// Verifies K10.
     #[test]
-    fn limit_is_known_if_every_container_has_one() {
+    fn limit_is_known_if_every_container_has_a_limit() {
         let limited = json!({ "resources": { "limits": { "cpu": 2, "memory": "1Gi" } } });
         let all = requests(json!({ "containers": [limited, limited] }));
         assert_eq!(all.milli_cpus, Sum { request: 4000, limit: Some(4000) });
@@ -429,7 +429,7 @@ mod tests {
 
     /// Verifies U28.
     #[test]
-    fn resource_of_gpus_is_read_by_name() {
+    fn gpu_resource_is_read_by_name() {
         let limited = |limits: serde_json::Value| json!({ "resources": { "limits": limits } });
         for (limits, name) in [
             (json!({ "nvidia.com/gpu": "1" }), Some("nvidia.com/gpu")),

@@ -1,4 +1,4 @@
-//! The cells and events that the daemon gives.
+//! The cells and events that the daemon provides.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 use kiyot_proto::admin;
 
-/// A cell, with what its object shows of its pod.
+/// A cell with the parts of its pod that its object shows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ShownCell {
-    /// The cell, as the admin API shows it.
+    /// The cell, in the form of the admin API.
     pub cell: admin::Cell,
     /// The labels of its pod.
     pub labels: BTreeMap<String, String>,
 }
 
-/// The daemon, as far as the Kubernetes API shows it.
+/// The daemon's cells and events.
 #[async_trait]
 pub trait Source: Send + Sync + 'static {
     /// Returns all cells whose end is not proven.
@@ -24,6 +24,6 @@ pub trait Source: Send + Sync + 'static {
     /// Returns a cell whose pod may have events; `None` if its end is proven.
     async fn cell(&self, id: &str) -> Option<ShownCell>;
 
-    /// Returns a stream of all events from now on. A reader that is too slow misses events.
+    /// Returns a stream of all events from now on. A slow reader misses events.
     fn events(&self) -> BoxStream<'static, admin::Event>;
 }

@@ -1,8 +1,9 @@
-//! The tap of pods for cells: how many the node takes.
+//! The tap of pods for cells, which decides how many pods the node takes.
 //!
-//! A pod for a cell requests one of the extended resource [`CELL`]. While no cell can be launched,
-//! the node declares as many as its pods have: further pods stay Pending, or go to other nodes.
-//! Then a pod is the trial, and the number of further pods doubles with each step.
+//! A pod for a cell requests one unit of the resource [`CELL`]. While no cell can be launched,
+//! the node declares only as many as its pods request: further pods stay Pending, or go to other
+//! nodes. After that, a single further pod is the trial, and each step doubles the number of
+//! further pods.
 //!
 //! [`CELL`]: kiyot_values::names::CELL
 
@@ -12,41 +13,41 @@ use async_trait::async_trait;
 
 use crate::capacity::Figures;
 
-/// The room for further pods in cells, as the daemon knows it.
+/// The room for further pods in cells, by the daemon's knowledge.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Room {
     /// Bounds the node's cells.
     pub max_cells: u64,
     /// Cells that wait for a pod.
     pub idle: u64,
-    /// Reason for which no cell would be launched now.
+    /// Reason why no cell can be launched now.
     pub refusal: Option<String>,
-    /// Figures of the node's capacity by what its cells can have, beside the configured ones.
+    /// Figures of the node's capacity that its cells can have. Configured figures override them.
     pub figures: Figures,
 }
 
-/// The daemon, as far as the capacity of the node needs it.
+/// The daemon's knowledge of room for pods.
 #[async_trait]
 pub trait RoomSource: fmt::Debug + Send + Sync {
-    /// Returns the room for further pods; `None` while the daemon does not know it yet.
+    /// Returns the room for further pods; `None` until the daemon knows it.
     async fn room(&self) -> Option<Room>;
 }
 
-/// The tap.
+/// The state of the tap.
 #[derive(Debug, Default)]
 pub struct Tap {
-    /// Further pods that are taken at the next step; `None` for all.
+    /// Bounds the further pods at the next step; `None` if there is no bound.
     step: Option<u64>,
 }
 
 impl Tap {
-    /// Returns true while as many pods are taken as cells are allowed.
+    /// Returns whether the node takes as many pods as cells are allowed.
     pub fn is_open(&self) -> bool {
         self.step.is_none()
     }
 
-    /// Takes a step. Returns the number of cells to declare, of which the node's pods request
-    /// `counted`.
+    /// Takes a step. Returns the number of cells to declare. The node's pods request `counted` of
+    /// them.
     pub fn turn(&mut self, room: &Room, counted: u64) -> u64 {
         let used = counted.saturating_add(room.idle);
         let all = room.max_cells.max(counted);
@@ -82,7 +83,7 @@ mod tests {
         let declared: Vec<u64> = (0..6).map(|_| tap.turn(&room(20, 0, false), 4)).collect();
         assert_eq!(declared, [5, 6, 8, 12, 20, 20]);
         assert!(tap.is_open());
-        // The pods that came are counted.
+        // Further pods are counted once they come.
         tap.turn(&room(20, 0, true), 4);
         assert_eq!([4, 5, 7].map(|counted| tap.turn(&room(20, 0, false), counted)), [5, 7, 11]);
         assert_eq!(tap.turn(&room(20, 0, true), 9), 9);
@@ -91,7 +92,7 @@ mod tests {
     proptest! {
         /// Verifies K15.
         #[test]
-        fn no_less_than_the_pods_have_and_no_more_than_is_allowed_is_declared(
+        fn tap_declares_at_least_what_pods_request_and_at_most_what_is_allowed(
             turns in vec((0..30_u64, 0..9_u64, any::<bool>(), 0..40_u64), 1..40)
         ) {
             let mut tap = Tap::default();

@@ -1,4 +1,4 @@
-//! Times as the Kubernetes API writes them.
+//! Times in the form of the Kubernetes API.
 
 use jiff::Timestamp;
 
@@ -8,13 +8,13 @@ pub(crate) fn optional(unix_nanos: i64) -> Option<String> {
     (unix_nanos > 0).then(|| format!("{time:.3}"))
 }
 
-/// Returns a time in whole seconds, as `metav1.Time` has it.
+/// Returns a time in whole seconds, in the form of `metav1.Time`.
 pub(crate) fn seconds(unix_nanos: i64) -> String {
     let time = Timestamp::from_nanosecond(i128::from(unix_nanos)).unwrap_or_default();
     format!("{time:.0}")
 }
 
-/// Returns the time of now, in nanoseconds since 1970.
+/// Returns the current time, in nanoseconds since 1970.
 pub(crate) fn now() -> i64 {
     i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
 }

@@ -1,6 +1,6 @@
 //! The budgets of all namespaces, kept current by a list and a watch.
 //!
-//! Memory has the amounts of each budget alone.
+//! Memory holds only the amounts of each budget.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,18 +10,18 @@ use tokio::sync::watch;
 use super::object::{Amounts, CellBudget, OtherEntry};
 use crate::{call::Call, counter::Counter, failure::Failure, reflector::Watched};
 
-/// Most budgets that are remembered.
+/// Bounds the remembered budgets.
 const MAX_BUDGETS: usize = 4096;
-/// Most entries of other nodes that are remembered of a budget, to be swept: a random part of them,
-/// so that all nodes together look at all.
+/// Bounds the remembered entries of other nodes in a budget, to be swept. They are a random part,
+/// so that all nodes together check all entries.
 const MAX_OTHERS: usize = 8;
 
-/// The budgets that are known.
+/// The known budgets.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Known {
-    /// False before the first list.
+    /// False until the first list.
     pub(super) is_listed: bool,
-    /// True if there are more than are remembered.
+    /// True if there are more budgets than are remembered.
     pub(super) has_more: bool,
     pub(super) budgets: BTreeMap<BudgetKey, KnownBudget>,
 }
@@ -30,7 +30,7 @@ pub(super) struct Known {
 pub(super) struct KnownBudget {
     pub(super) uid: String,
     pub(super) amounts: Amounts,
-    /// A part of the entries of other nodes that may be swept.
+    /// A random part of the entries of other nodes that may be swept.
     pub(super) others: Vec<OtherEntry>,
 }
 
@@ -108,7 +108,7 @@ impl Watched for Budgets {
     fn log_failed(failure: &Failure) {
         tracing::warn!(
             error = %failure,
-            "budgets of cells are not read from the Kubernetes API, the last known ones count"
+            "budgets of cells are not read from the Kubernetes API, the last known budgets count"
         );
     }
 
@@ -123,7 +123,7 @@ mod tests {
 
     /// Verifies K20.
     #[test]
-    fn budgets_beyond_the_bound_are_noted_and_not_taken_for_absent() {
+    fn budgets_beyond_the_bound_do_not_count_as_absent() {
         let mut known = Known::default();
         let amounts = || Amounts { limit: Some(1), ..Amounts::default() };
         let budget = || KnownBudget { uid: "u".to_owned(), amounts: amounts(), others: Vec::new() };

@@ -1,4 +1,4 @@
-//! The object `CellBudget`, as `deploy/crds/cellbudgets.kiyot.elotl.co.yaml` has it.
+//! The object `CellBudget`, as `deploy/crds/cellbudgets.kiyot.elotl.co.yaml` defines it.
 
 use std::collections::BTreeMap;
 
@@ -69,7 +69,8 @@ impl Share {
         Some(self.spent.as_ref()?.read()?.date.first_of_month())
     }
 
-    /// Returns whether it counts nothing any more: no share, and nothing spent since a month began.
+    /// Returns whether the entry counts nothing any more: it has no share, and no cost since
+    /// `month`.
     fn is_over(&self, month: Option<Date>) -> bool {
         self.hourly_micros == 0
             && (self.spent.is_none() || self.month().is_some_and(|own| Some(own) < month))
@@ -98,30 +99,30 @@ impl Spent {
     }
 }
 
-/// The amounts of a budget as a node sees them. Shares are in millionths of a dollar an hour.
+/// The amounts of a budget from the view of a node. Shares are in millionths of a dollar an hour.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Amounts {
-    /// The limit; `None` for no limit.
+    /// The limit; `None` if the budget has no limit.
     pub limit: Option<u64>,
     /// The shares of other nodes.
     pub others: u64,
-    /// The share of the node; `None` without one.
+    /// The share of the node; `None` if it has no entry.
     pub own: Option<u64>,
-    /// The limits of what cells cost.
+    /// The limits of cells' cost.
     pub spending_limits: SpendingLimits,
-    /// True if cells end once a limit of what they cost is reached.
+    /// True if cells end once a limit of their cost is reached.
     pub ends_cells: bool,
-    /// The cost of other nodes' cells, in sum for each date of a report.
+    /// The summed cost of other nodes' cells, for each date of a report.
     pub others_spent: Vec<Spending>,
-    /// The number of these nodes.
+    /// The number of other nodes that have reported a cost.
     pub spenders: u64,
     /// The cost that the node has reported.
     pub own_spent: Option<Spending>,
-    /// The places of the node's instances, as its entry has them.
+    /// The places of the node's instances, by its entry.
     pub places: Vec<String>,
 }
 
-/// The entry of another node that may be swept.
+/// Another node's entry that may be swept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct OtherEntry {
     /// The node.
@@ -140,17 +141,17 @@ impl Amounts {
         self.others.saturating_add(self.own.unwrap_or(0))
     }
 
-    /// Returns what the cells of all nodes have cost, as the node knows it.
+    /// Returns the cost of all nodes' cells that the node knows.
     pub(super) fn spent(&self, own: Spending) -> Spending {
         own.plus_all(&self.others_spent)
     }
 
-    /// Returns what was spent as the status shows it; nothing without a limit.
+    /// Returns the cost in the form of the status; null without a limit of cost.
     fn shown(&self, own: Spending) -> Value {
         if self.spending_limits.is_empty() {
             return Value::Null;
         }
-        // A hundredth of a cent is enough.
+        // A hundredth of a cent is precise enough.
         let shown = |micros: u64| dollars(micros / 100 * 100);
         let spent = self.spent(own);
         let left = |period| {
@@ -167,7 +168,7 @@ impl Amounts {
     }
 }
 
-/// Returns dollars without the sign of the currency, which columns have.
+/// Returns dollars without the currency sign, because columns have none.
 fn dollars(micros: u64) -> String {
     Cost::from_micros(micros).to_string().replace('$', "")
 }
@@ -179,7 +180,7 @@ impl CellBudget {
         BudgetKey { namespace: namespace.clone(), name: name.clone() }
     }
 
-    /// Returns the uid, by which a budget differs from a former one of its name.
+    /// Returns the uid, which tells a budget from a former budget of its name.
     pub fn uid(&self) -> &str {
         &self.metadata.uid
     }
@@ -193,8 +194,8 @@ impl CellBudget {
         self.status.as_ref().map(|status| status.shares.as_slice()).unwrap_or_default()
     }
 
-    /// Returns the amounts as a node sees them. A limit that is no price is 0, so that no share
-    /// grows: the schema allows none.
+    /// Returns the amounts from the view of a node. A limit that is not a price counts as 0, so
+    /// that no share grows. The schema allows only prices.
     pub fn amounts(&self, node: &str) -> Amounts {
         let Spec { dollars_per_hour, dollars_per_day, dollars_per_month, on_exhausted } =
             &self.spec;
@@ -227,11 +228,14 @@ impl CellBudget {
         amounts
     }
 
-    /// Returns the patch of the status with another share of a node and what its cells have cost,
-    /// which is kept while a limit counts it; without either with none. A share has the places of
-    /// the node's instances, if they are known. The patch has the version that was read, so that
-    /// the API server refuses it once another write came between, and differs from what was read by
-    /// its serial at least.
+    /// Returns the patch of the status with a new share of a node and the cost of its cells.
+    ///
+    /// The cost is kept while a limit counts it. Without a share and a cost, the patch removes the
+    /// node's entry. An entry with a share has the places of the node's instances, if they are
+    /// known.
+    ///
+    /// The patch has the version that was read, so that the API server refuses it after another
+    /// write. It always changes the object, at least the entry's serial.
     pub fn patch(
         &self,
         node: &str,
@@ -287,14 +291,14 @@ impl CellBudget {
         })
     }
 
-    /// Returns the latest month in which another node has reported something.
+    /// Returns the latest month in which another node has reported a cost.
     fn latest_month(&self, node: &str) -> Option<Date> {
         self.shares().iter().filter(|share| share.node != node).filter_map(Share::month).max()
     }
 
-    /// Returns the entries of other nodes that may be swept: a share whose places are known, or
-    /// nothing that counts any more. That a month is over is the word of a third node, as for the
-    /// policy.
+    /// Returns the entries of other nodes that may be swept: entries with a share and known places,
+    /// and entries that count nothing any more. A third node's report must show that a month is
+    /// over, as the policy requires.
     pub(super) fn sweepable(&self, node: &str) -> impl Iterator<Item = OtherEntry> {
         let latest = self.latest_month(node);
         let may_be = move |share: &&Share| {
@@ -309,8 +313,8 @@ impl CellBudget {
         })
     }
 
-    /// Returns the patch that sweeps the entry of another node: its share becomes nothing, and what
-    /// it has spent stays; an entry that counts nothing any more is removed.
+    /// Returns the patch that sweeps another node's entry. It sets the share to 0 and keeps the
+    /// cost. It removes an entry that counts nothing any more.
     pub(super) fn sweep(&self, entry: &OtherEntry, today: Date) -> Option<Value> {
         let mut shares = self.shares().to_vec();
         let at = shares.iter().position(|share| share.node == entry.node)?;
@@ -342,7 +346,7 @@ mod tests {
 
     /// Verifies K22.
     #[test]
-    fn patch_changes_the_own_share_alone_and_keeps_fields_of_later_versions() {
+    fn patch_changes_only_the_own_share_and_keeps_fields_of_later_versions() {
         let other = json!({ "node": "b", "hourlyMicros": 500_000, "serial": 4, "later": true });
         let own = |micros, serial| json!({ "node": "a", "hourlyMicros": micros, "serial": serial });
         let both = budget(json!([own(1_000_000, 7), other]));
@@ -364,7 +368,7 @@ mod tests {
             |budget: &CellBudget, share| budget.patch("a", share, Spending::default(), None);
         let grown = status(json!([own(2_000_000, 8), other]), "2.5000", "0.0000");
         assert_eq!(patch(&both, 2_000_000), grown);
-        // A write without another amount is a change too.
+        // A write of the same amount is a change, too.
         let same = status(json!([own(1_000_000, 8), other]), "1.5000", "1.0000");
         assert_eq!(patch(&both, 1_000_000), same);
         let none = status(json!([other]), "0.5000", "2.0000");
@@ -375,7 +379,7 @@ mod tests {
 
     /// Verifies K24.
     #[test]
-    fn patch_reports_what_cells_have_cost_while_a_limit_counts_it() {
+    fn patch_reports_the_cost_of_cells_while_a_limit_counts_it() {
         let spent = |date: &str, day, month| Spending {
             date: date.parse().unwrap(),
             day: Cost::from_micros(day),
@@ -419,7 +423,7 @@ mod tests {
         });
         assert_eq!((&status["spent"], &status["left"]), (&shown, &Value::Null));
         assert_eq!(status["shares"][4], entry("a", 0, "2026-11-30", 250_000, 750_000));
-        // Nothing in this month, and no limit.
+        // Nothing was spent in this month, and there is no limit.
         let none = spent("2026-12-01", 0, 0);
         let left = object.patch("d", 0, none, None)["status"]["shares"].clone();
         assert_eq!(left.as_array().unwrap().len(), 3);
@@ -430,7 +434,7 @@ mod tests {
 
     /// Verifies K26.
     #[test]
-    fn share_has_the_places_of_its_node_while_it_is_one() {
+    fn entry_has_the_places_of_its_node_while_it_has_a_share() {
         let none = Spending::default();
         let entry = |places: Value| {
             let mut entry = json!({ "node": "a", "hourlyMicros": 1, "serial": 1 });
@@ -445,9 +449,9 @@ mod tests {
         assert_eq!(placed.amounts("a").places, here);
         assert_eq!(places(&budget(json!([])), 1, Some(&here)), json!(here));
         assert_eq!(places(&placed, 2, Some(&there)), json!(there));
-        assert_eq!(places(&placed, 2, None), json!(here), "not known for a moment");
+        assert_eq!(places(&placed, 2, None), json!(here), "places are unknown for a moment");
         assert_eq!(places(&placed, 2, Some(&[])), Value::Null);
-        // That of another node stays as it is, also if it is empty.
+        // The entry of another node stays as it is, even if it is empty.
         let shares = placed.patch("b", 1, none, Some(&there))["status"]["shares"].clone();
         assert_eq!(shares[0], entry(json!(here)));
         let empty = budget(json!([entry(json!([]))]));
@@ -456,7 +460,7 @@ mod tests {
 
     /// Verifies K26.
     #[test]
-    fn sweep_gives_a_share_back_and_unspends_nothing() {
+    fn sweep_gives_back_the_share_and_keeps_the_cost() {
         let entry = |node: &str, micros: u64, date: Option<&str>| {
             let mut entry = json!({
                 "node": node, "hourlyMicros": micros, "serial": 3, "places": ["here"], "later": 1,
@@ -477,10 +481,11 @@ mod tests {
         let nodes = |object: &CellBudget| -> Vec<String> {
             object.sweepable("me").map(|entry| entry.node).collect()
         };
-        // The month of d is that of a third node for c, and for none it is over.
+        // For c, the month of d is a third node's report. For d, no node has reported a later
+        // month.
         assert_eq!(nodes(&object), ["b", "c", "e"]);
         let without_a_third = budget(json!([before[0], before[2]]));
-        assert!(nodes(&without_a_third).is_empty(), "the own month alone proves nothing");
+        assert!(nodes(&without_a_third).is_empty(), "a node's own month proves nothing");
         let mut without_places = before[1].clone();
         without_places.as_object_mut().unwrap().remove("places");
         assert!(nodes(&budget(json!([without_places]))).is_empty());
@@ -509,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn budget_without_a_status_has_no_shares_and_one_with_a_wrong_limit_grows_none() {
+    fn budget_without_a_status_has_no_shares_and_a_wrong_limit_counts_as_zero() {
         let object = |dollars: &str| -> CellBudget {
             serde_json::from_value(json!({
                 "metadata": { "namespace": "web", "name": "cells" },

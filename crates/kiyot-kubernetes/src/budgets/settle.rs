@@ -1,10 +1,10 @@
-//! The write of a node's share.
+//! Writes a node's share.
 //!
 //! A share is used once its patch was answered and recorded. The patch has the version that was
-//! read, and is a change always: so once it is answered, no earlier patch of the node can have an
-//! effect any more, however late it arrives. A lost answer leaves the usable share as it was, and
-//! the next write begins with what the API server has then. A share shrinks in the other order:
-//! first in use, then in the record, then in the API.
+//! read, and always changes the object. So after its response, no earlier patch of the node can
+//! take effect, however late it arrives. After a lost response, the usable share stays, and the
+//! next write begins with the API server's current state. A share shrinks in the other order: first
+//! in use, then in the record, then in the API.
 
 use async_trait::async_trait;
 use kiyot_values::budget_key::BudgetKey;
@@ -20,7 +20,7 @@ use crate::{call::Call, client::Client, failure::Failure};
 /// The calls that a write needs.
 #[async_trait]
 pub(super) trait Api: Send + Sync {
-    /// Reads a budget: the newest.
+    /// Reads the newest version of a budget.
     async fn get(&self, key: &BudgetKey) -> Result<CellBudget, Failure>;
     /// Patches the status of a budget, and returns the budget.
     async fn patch(&self, key: &BudgetKey, patch: Value) -> Result<CellBudget, Failure>;
@@ -47,12 +47,12 @@ pub(super) struct Ledger {
     pub(super) uid: String,
     /// The share that launches use, in millionths of a dollar an hour.
     pub(super) usable: u64,
-    /// The share on disk.
+    /// The recorded share.
     pub(super) recorded: u64,
-    /// True if it is recorded that the budget limits what cells cost.
+    /// True if the record says that the budget limits the cost of cells.
     pub(super) limits_spending: bool,
-    /// False until a share that the API has without a record is the node's for sure: the record was
-    /// lost, and with it those of cells.
+    /// False while a share in the API without a record may not be this node's: the record was lost,
+    /// and the records of cells with it.
     pub(super) is_own: bool,
 }
 
@@ -66,13 +66,13 @@ impl Ledger {
 /// The outcome of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Settled {
-    /// The share is what it can be, with these amounts.
+    /// The share has reached its possible size. Has the budget's amounts.
     Done(Amounts),
     /// Another write came between.
     Conflict,
-    /// The budget was deleted, or is another of its name.
+    /// The budget was deleted, or replaced by another of its name.
     Absent,
-    /// A share without a record is not used while instances of the node belong to no cell.
+    /// The share has no record. It is not used while instances of the node belong to no cell.
     Uncounted,
 }
 
@@ -85,19 +85,20 @@ pub(super) enum SettleError {
     Record(String),
 }
 
-/// How a share is written.
+/// The parameters of a write.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Writing<'w> {
     pub(super) wish: &'w Wish,
     /// True if a surplus may stay for now.
     pub(super) is_patient: bool,
-    /// True if what cells have cost is written with the same share too.
+    /// True if the cost of cells is written even with an unchanged share.
     pub(super) reports: bool,
     /// The places of the node's instances, if they are known.
     pub(super) places: Option<&'w [String]>,
 }
 
-/// Has the API, the record and the launches of a node agree on its share, as far as it can grow.
+/// Makes the API, the record and the launches of a node agree on its share, which grows as far as
+/// it can.
 pub(super) async fn settle(
     (api, holder): (&dyn Api, &dyn ShareHolder),
     (node, key): (&str, &BudgetKey),

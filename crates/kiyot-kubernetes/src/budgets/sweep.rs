@@ -1,8 +1,8 @@
-//! The sweep of the entries of deleted nodes.
+//! Sweeps the entries of deleted nodes.
 //!
-//! A share does not expire, because instances outlive their node. It is given back for a node whose
-//! Node object was absent in two looks, and of which whole lists of instances, two in each place
-//! that its entry names, show none. What it has spent stays until its month is over.
+//! A share does not expire, because instances outlive their node. A node's share is given back if
+//! two reads found no Node object, and two complete lists of instances in each of the entry's
+//! places showed no instance of the node. The entry's cost stays until its month is over.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,17 +23,17 @@ use crate::{
     time,
 };
 
-/// Period in which entries of deleted nodes are looked for; half of it is random.
+/// Period of the search for entries of deleted nodes. Half of it is random.
 pub(super) const SWEEP_PERIOD: Duration = Duration::from_mins(5);
-/// Time between the two looks. EC2 lists an instance some minutes after its launch at the latest.
+/// Time between the two reads. EC2 lists an instance within minutes of its launch.
 pub(super) const DELETED_FOR: Duration = Duration::from_mins(10);
-/// Most Node objects that are looked at in a period for the first time, and for the last.
+/// Bounds the Node objects that are read in a period, for the first reads and for the second.
 const MAX_LOOKS: usize = 4;
-/// Most nodes without a Node object that are remembered.
+/// Bounds the remembered nodes without a Node object.
 const MAX_SUSPECTS: usize = 64;
-/// Most budgets in which a node is swept in a period.
+/// Bounds the budgets in which a node is swept in a period.
 const MAX_BUDGETS: usize = 64;
-/// Writes of an entry: its share, and then its removal.
+/// Bounds the writes of an entry: its share, then its removal.
 const MAX_WRITES: usize = 2;
 
 /// The serials of a node's entries.
@@ -43,12 +43,12 @@ type Serials = BTreeMap<BudgetKey, u64>;
 struct Suspect {
     since: Instant,
     serials: Serials,
-    /// The places whose list showed none of its instances.
+    /// The places whose list showed no instance of the node.
     empty: BTreeSet<String>,
 }
 
 impl Suspect {
-    /// Returns false once the node's daemon has written an entry.
+    /// Returns whether the node's daemon has written no entry since.
     fn is_silent(&self, serials: &Serials) -> bool {
         self.serials.iter().all(|(key, own)| serials.get(key).is_none_or(|serial| serial == own))
     }
@@ -98,10 +98,10 @@ impl Sweeper {
         Self { connection, node, period, deleted_for, holder, counter, known, suspects, has_failed }
     }
 
-    /// Looks and sweeps without an end.
+    /// Searches and sweeps until it is dropped.
     pub(super) async fn run(mut self) {
         loop {
-            // The nodes of a cluster don't look at the same time.
+            // Random, so that the nodes of a cluster do not search at the same time.
             sleep(self.period.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
             let swept = self.round().await;
             let has_failed = swept.is_err();
@@ -118,7 +118,7 @@ impl Sweeper {
         }
     }
 
-    /// Returns the nodes with entries that this one may sweep.
+    /// Returns the nodes with entries that this node may sweep.
     fn nodes(&self, places: &Places) -> BTreeMap<String, Serials> {
         let mut nodes: BTreeMap<String, Serials> = BTreeMap::new();
         for (key, budget) in &self.known.borrow().budgets {
@@ -145,7 +145,7 @@ impl Sweeper {
             return Ok(());
         }
         let client = self.connection.client().await?;
-        // The absence of a Node object proves something where nodes have some.
+        // Absence proves something only if this node's own Node object exists.
         if is_absent(&client, &self.node).await? {
             self.suspects.clear();
             return Ok(());
@@ -164,7 +164,7 @@ impl Sweeper {
             };
             match swept {
                 Ok(empty) => match self.suspects.get_mut(&node) {
-                    // A list may be stale: it is read again in the next period.
+                    // A list may be stale: the places are listed again in the next period.
                     Some(suspect) if !empty.is_subset(&suspect.empty) => suspect.empty = empty,
                     _ => drop(self.suspects.remove(&node)),
                 },
@@ -174,8 +174,8 @@ impl Sweeper {
         outcome
     }
 
-    /// Sweeps the entries of a node without a Node object. Returns the places whose list shows none
-    /// of its instances.
+    /// Sweeps the entries of a node without a Node object. Returns the places whose list shows no
+    /// instance of the node.
     async fn sweep(
         &self,
         api: &dyn Api,
@@ -187,7 +187,7 @@ impl Sweeper {
         for (key, serial) in suspect.serials.iter().take(MAX_BUDGETS) {
             let seen = Seen { node, key, serial: *serial, were_empty: &suspect.empty };
             match self.sweep_of(api, seen, places, &mut empty).await {
-                // Another node has swept it, or its own has come back.
+                // Another node has swept the entry, or the deleted node has come back.
                 Ok(()) | Err(SweepError::Api(Failure::Conflict(_) | Failure::NotFound(_))) => {}
                 Err(error) => return Err(error),
             }
@@ -195,8 +195,8 @@ impl Sweeper {
         Ok(empty)
     }
 
-    /// Sweeps the entry of a node in a budget. `empty` are the places whose list shows none of its
-    /// instances in this period.
+    /// Sweeps a node's entry in a budget. `empty` are the places without the node's instances in
+    /// this period.
     async fn sweep_of(
         &self,
         api: &dyn Api,
@@ -257,7 +257,8 @@ impl Sweeper {
 }
 
 impl Places {
-    /// Returns whether an entry is no share, or that of a node whose instances are found here.
+    /// Returns whether an entry has no share, or names only places in which this node finds
+    /// instances.
     fn include(&self, entry: &OtherEntry) -> bool {
         entry.hourly_micros == 0 || entry.places.iter().all(|place| self.looks_in.contains(place))
     }

@@ -1,8 +1,8 @@
-//! The share that a node should have of a budget.
+//! The share of a budget that a node should have.
 //!
-//! A share grows by what waits and a cushion, so that not each launch is a write, and shrinks to
-//! what is used once it was larger for a while. While less than half of the budget is left, shares
-//! have no cushion and shrink soon: other nodes need the rest.
+//! A share grows by the price of waiting orders and a cushion, so that not every launch is a write.
+//! It shrinks to the used part after it was too large for a while. While less than half of the
+//! budget is left, shares have no cushion and shrink soon, because other nodes need the rest.
 
 use kiyot_values::{
     price::Cost,
@@ -11,10 +11,10 @@ use kiyot_values::{
 
 use super::object::Amounts;
 
-/// Divisor of a share whose quotient is its cushion.
+/// A share divided by this is its cushion.
 const CUSHION: u64 = 4;
-/// Divisors of what is left of a limit, and of the limit: all nodes together have not reported more
-/// than the larger quotient. The second bounds the number of writes.
+/// Bound the unreported cost of all nodes together, as divisors of the rest of a limit and of the
+/// whole limit. The larger quotient is the bound. The second bounds the number of writes.
 const UNREPORTED_OF_REST: u64 = 8;
 const UNREPORTED_OF_LIMIT: u64 = 100;
 
@@ -32,33 +32,33 @@ pub struct Wish {
 /// The wish of an order, in millionths of a dollar an hour.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OrderWish {
-    /// Its id.
+    /// The order's id.
     pub id: String,
-    /// The price of its cheapest candidate.
+    /// The price of the order's cheapest candidate.
     pub cheapest: u64,
-    /// The price of its most expensive candidate.
+    /// The price of the order's most expensive candidate.
     pub dearest: u64,
 }
 
 impl Wish {
-    /// Returns the share with which each order may have its most expensive candidate.
+    /// Returns the share that suffices for each order's most expensive candidate.
     pub(super) fn whole(&self) -> u64 {
         self.orders.iter().fold(self.held, |sum, order| sum.saturating_add(order.dearest))
     }
 
-    /// Returns the share with which an order may have its cheapest candidate.
+    /// Returns the least share that suffices for an order's cheapest candidate.
     fn least(&self) -> Option<u64> {
         self.orders.iter().map(|order| self.held.saturating_add(order.cheapest)).min()
     }
 }
 
 impl Amounts {
-    /// Returns true if other nodes may soon lack what this one does not use.
+    /// Returns whether other nodes may soon need the part that this node does not use.
     pub(super) fn are_scarce(&self, own: u64) -> bool {
         self.limit.is_some_and(|limit| self.room(limit).saturating_sub(own) < limit / 2)
     }
 
-    /// Returns what is not the share of another node.
+    /// Returns the part of the limit that is not in other nodes' shares.
     fn room(&self, limit: u64) -> u64 {
         limit.saturating_sub(self.others)
     }
@@ -71,12 +71,12 @@ impl Amounts {
         share.saturating_add((share / CUSHION).min(free / 2))
     }
 
-    /// Returns true if the share is larger than its wish.
+    /// Returns whether the share is larger than the wish.
     pub(super) fn has_surplus(&self, wish: &Wish) -> bool {
         self.own.is_some_and(|own| own > wish.whole())
     }
 
-    /// Returns the share that the node should have. `is_patient` if a surplus may stay for now.
+    /// Returns the share that the node should have. `is_patient` allows a surplus to stay for now.
     pub(super) fn target(&self, wish: &Wish, is_patient: bool) -> u64 {
         let own = self.own.unwrap_or(0);
         let whole = wish.whole();
@@ -89,7 +89,8 @@ impl Amounts {
             } else if wish.least().is_some_and(|least| least <= room) {
                 room
             } else {
-                // What runs is reserved as far as it can be, before it is anything else's.
+                // Reserve as much of the running cells' price as possible, before other nodes take
+                // it.
                 wish.held.min(room)
             };
             return grown.max(own);
@@ -97,8 +98,8 @@ impl Amounts {
         if is_patient { own } else { whole }
     }
 
-    /// Returns true if what the node's cells have cost should be reported. `is_late` if nothing
-    /// was for long.
+    /// Returns whether the cost of the node's cells should be reported. `is_late` means that the
+    /// last report is old.
     pub(super) fn must_report(&self, spent: Spending, is_late: bool) -> bool {
         let reported = self.own_spent.unwrap_or_default();
         let unreported = spent.beyond(reported);
@@ -106,7 +107,7 @@ impl Amounts {
             return self.own_spent.is_some();
         }
         if unreported.month == Cost::default() && unreported.day == Cost::default() {
-            // Of an earlier month.
+            // The reported cost is of an earlier month.
             let is_over = self.own == Some(0) && spent.month == Cost::default();
             return is_over && reported.on(spent.date).month == Cost::default();
         }
@@ -121,7 +122,7 @@ impl Amounts {
             let is_reached = all.of(period).micros() >= limit && left > 0;
             is_reached || unreported.of(period).micros() > part
         };
-        // The first report has other nodes count this one.
+        // After the first report, other nodes count this node.
         is_late || self.own_spent.is_none() || Period::ALL.into_iter().any(is_much)
     }
 }
@@ -144,7 +145,7 @@ mod tests {
 
     /// Verifies K21.
     #[test]
-    fn share_grows_in_steps_and_shrinks_late_while_much_is_left() {
+    fn share_grows_with_a_cushion_and_shrinks_late_while_much_is_left() {
         let wish = |held, orders: &[(u64, u64)]| {
             let orders = orders.iter().map(order).collect();
             Wish { held, orders, ..Wish::default() }
@@ -163,7 +164,8 @@ mod tests {
             (1000, 950, 0, wish(0, &[(50, 100)]), true, 50),
             (1000, 950, 0, wish(0, &[(51, 100)]), true, 0),
             (1000, 900, 50, wish(50, &[(51, 60)]), true, 50),
-            // What runs without a share: a new budget, or a former one of its name.
+            // Cells run without a share, because the budget is new, or replaced a former budget of
+            // its name.
             (1000, 900, 0, wish(300, &[]), true, 100),
             // The limit was lowered below the shares.
             (100, 200, 50, wish(50, &[(1, 1)]), true, 50),
@@ -195,7 +197,7 @@ mod tests {
         };
         let reported = |day| amounts(Some(5), Some(today(day, day)), vec![today(1600, 1600)]);
         for (amounts, found, is_late, expected) in [
-            // The first one.
+            // The first report.
             (amounts(None, None, vec![]), today(1, 1), false, true),
             (amounts(Some(5), None, vec![]), today(0, 0), true, false),
             // Half of an eighth of the rest, which is 1600.
@@ -230,7 +232,7 @@ mod tests {
     proptest! {
         /// Verifies K21.
         #[test]
-        fn share_never_grows_beyond_the_limit_and_never_shrinks_below_the_cells(
+        fn share_stays_within_the_limit_and_above_the_cells_price(
             limit in 0_u64..100, others in 0_u64..120, own in 0_u64..120, held in 0_u64..120,
             orders in proptest::collection::vec((1_u64..40, 0_u64..40), 0..4), is_patient: bool,
         ) {

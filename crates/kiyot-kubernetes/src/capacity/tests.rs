@@ -23,7 +23,7 @@ fn node(annotation: &str, figures: Value) -> Node {
 
 /// Verifies K14.
 #[test]
-fn configured_figures_are_declared_and_what_runs_at_least() {
+fn declared_figures_cover_the_configuration_and_running_pods() {
     let configured = figures_of(&[("cpu", 8), ("memory", 1024), ("a.b/c", 2), ("pods", 1)]);
     let pods = counted(json!({ "cpu": "8001m", "memory": "1073741825", "a.b/c": 5, "x.y/z": 7 }));
     let declared = figures(&configured, &pods);
@@ -52,7 +52,7 @@ fn quantities_have_six_digits_and_are_rounded_up() {
 
 /// Verifies K14.
 #[test]
-fn patch_has_the_annotation_and_changed_extended_resources_alone() {
+fn patch_has_only_the_annotation_and_changed_extended_resources() {
     let declared = figures_of(&[("cpu", 1000), ("a.b/c", 1000)]);
     let text = "a.b/c=1000,cpu=1000";
     let patched = |annotation: &str, has: Value| patch(&declared, &node(annotation, has));
@@ -62,11 +62,11 @@ fn patch_has_the_annotation_and_changed_extended_resources_alone() {
             "status": { "capacity": extended, "allocatable": extended },
         }))
     };
-    // As the API server writes them.
+    // In the API server's form.
     assert_eq!(patched(text, json!({ "cpu": "1k", "a.b/c": "1k" })), None);
     assert_eq!(patched(text, json!({ "cpu": "2k", "a.b/c": "1k" })), None, "the kubelet has more");
     assert_eq!(patched("", json!({ "cpu": "1k", "a.b/c": "1k" })), with(json!({})));
-    // The policy is not applied: the annotation alone has it applied again.
+    // The policy is not applied: a write of the annotation alone applies it again.
     assert_eq!(patched(text, json!({ "cpu": "1930m", "a.b/c": "1k" })), with(json!({})));
     let set = || with(json!({ "a.b/c": "1000" }));
     assert_eq!(patched(text, json!({ "cpu": "1k", "a.b/c": "0" })), set());
@@ -79,7 +79,7 @@ fn patch_has_the_annotation_and_changed_extended_resources_alone() {
 
 /// Verifies K14.
 #[test]
-fn figures_of_which_the_node_has_less_are_named() {
+fn figures_that_the_node_lacks_are_named() {
     let declared = figures_of(&[("cpu", 4), ("memory", 2048), ("a.b/c", 1)]);
     let has = node("", json!({ "cpu": "4", "memory": "2097151Ki", "a.b/c": "x" }));
     assert_eq!(has.lacks(&declared), ["a.b/c=1", "memory=2048Mi"]);
@@ -103,7 +103,7 @@ proptest! {
         prop_assert!(amount("cpu").milli() >= milli.max(cpu * 1000));
         prop_assert!(amount("memory").units() >= bytes.max(memory << 20));
         prop_assert!(amount("a.b/c").units() >= count.max(own));
-        // The node that has what the patch declares needs no other.
+        // A node that has the patched figures needs no other patch.
         let has: BTreeMap<_, _> =
             declared.iter().map(|(name, amount)| (name, quantity(name, *amount))).collect();
         prop_assert_eq!(patch(&declared, &node(&text(&declared), json!(has))), None);

@@ -77,7 +77,7 @@ fn object_of_a_cell_has_columns_steps_and_conditions() {
 
 /// Verifies K2.
 #[test]
-fn condition_lost_is_what_the_cell_says_of_its_agent() {
+fn condition_lost_has_the_time_and_reason_of_the_cell() {
     let mut shown = shown();
     shown.cell.lost_unix_nanos = CREATED + 725 * SECOND;
     shown.cell.reason = "its agent has been silent for 91 s".to_owned();
@@ -94,11 +94,11 @@ fn condition_lost_is_what_the_cell_says_of_its_agent() {
 
 /// Verifies K2.
 #[test]
-fn transition_time_of_a_condition_changes_with_its_status_alone() {
+fn transition_time_of_a_condition_changes_only_with_its_status() {
     let mut shown = shown();
     shown.cell.timeline = None;
     let before = render(&shown, &owner()).status;
-    // A cell that its pod takes of a warm pool is created anew.
+    // A pod that takes a warm cell creates the cell anew.
     shown.cell.created_unix_nanos += 3600 * SECOND;
     shown.cell.lost_unix_nanos = CREATED + 725 * SECOND;
     let mut after = render(&shown, &owner()).status;
@@ -112,7 +112,7 @@ fn transition_time_of_a_condition_changes_with_its_status_alone() {
 }
 
 #[test]
-fn reason_of_an_offering_counts_the_launches_that_failed() {
+fn reason_of_an_offering_counts_failed_launches() {
     for (start_failures, expected) in [
         (0, "the only candidate"),
         (1, "the only candidate after a failed launch"),

@@ -37,7 +37,7 @@ fn labelled(value: &str) -> Vec<Cell> {
     vec![cell]
 }
 
-/// Makes all writes that are due, as the API server answers them. Returns their number.
+/// Makes all due writes with successful responses. Returns their number.
 fn write_all(plan: &mut Plan, now: Instant) -> usize {
     let mut writes = 0;
     while let Some(write) = plan.next(now) {
@@ -66,7 +66,7 @@ fn thousand_cells_are_written_at_the_pace_and_rest_when_nothing_changes() {
     while let Some(write) = plan.next(now) {
         now = pace.next().map_or(now, |next| next.max(now));
         times.push(now);
-        // Every cell changes all the time: it is still written once for each turn.
+        // Every cell changes all the time, and is still written once in each turn.
         if times.len() == 500 {
             plan.want(cells(1000, admin::CellPhase::CellBound, 0), now);
         }
@@ -77,10 +77,11 @@ fn thousand_cells_are_written_at_the_pace_and_rest_when_nothing_changes() {
         plan.written(write, Some(&response), now);
         pace.wrote(now);
     }
-    // Each has an object and a status, and those written before the change a second status.
+    // Each cell has a write of its object and of its status. Cells written before the change have a
+    // second status.
     assert!((2000..=2250).contains(&times.len()), "{}", times.len());
     assert!(times.windows(6).all(|window| window[5] - window[0] > Duration::from_secs(1)));
-    // The cost grows; it is written by the hour alone.
+    // The growing cost is written only once an hour.
     let later = now + Duration::from_secs(1800);
     plan.want(cells(1000, admin::CellPhase::CellBound, 5000), later);
     assert_eq!(plan.next(later), None);
@@ -146,7 +147,7 @@ fn status_of_an_applied_object_is_written_again_under_another_uid() {
     assert_eq!(write_all(&mut plan, now), 2);
     plan.want(labelled("second"), now);
     assert_eq!(write_all(&mut plan, now), 1, "its status stays");
-    // Another client deleted the object, and the write made it again.
+    // Another client deleted the object, and this write made it again.
     plan.want(labelled("third"), now);
     let write = plan.next(now).unwrap();
     let mut response = labelled("third").remove(0);
@@ -167,7 +168,7 @@ fn fields_that_an_older_schema_drops_are_not_written_again() {
     listed.metadata.resource_version = "2".to_owned();
     plan.listed(vec![listed.clone()], now);
     assert_eq!(plan.next(now), None);
-    // Another version says that another client wrote.
+    // Another version means that another client wrote.
     listed.metadata.resource_version = "3".to_owned();
     plan.listed(vec![listed], now);
     assert!(matches!(plan.next(now), Some(Write::ApplyStatus(_))));
@@ -175,7 +176,7 @@ fn fields_that_an_older_schema_drops_are_not_written_again() {
 
 /// Verifies K5.
 #[test]
-fn object_waits_once_and_for_a_write_alone() {
+fn object_that_differs_waits_once_in_the_queue() {
     let (now, mut plan) = (Instant::now(), Plan::default());
     for _ in 0..2 {
         plan.want(cells(3, admin::CellPhase::CellBound, 0), now);
@@ -187,7 +188,7 @@ fn object_waits_once_and_for_a_write_alone() {
 }
 
 #[test]
-fn object_that_fails_holds_up_no_other() {
+fn failing_object_does_not_hold_up_others() {
     let (now, mut plan) = (Instant::now(), Plan::default());
     plan.want(cells(2, admin::CellPhase::CellBound, 0), now);
     let first = plan.next(now).unwrap();
@@ -244,7 +245,7 @@ fn denied_object_waits_alone_for_pauses_that_grow() {
 
 /// Verifies K6.
 #[test]
-fn more_denied_objects_than_a_few_may_not_wait_alone() {
+fn denied_objects_beyond_the_bound_do_not_wait_alone() {
     let (now, mut plan) = (Instant::now(), Plan::default());
     let (first, failure) = (Duration::from_secs(1), Failure::Denied(String::new()));
     let wanted = || cells(MAX_DENIED + 1, admin::CellPhase::CellBound, 0);
@@ -253,7 +254,7 @@ fn more_denied_objects_than_a_few_may_not_wait_alone() {
         let write = plan.next(now).unwrap();
         assert!(plan.may_wait(write.name()));
         plan.denied(&write, &failure, first, now, 0.0);
-        assert!(plan.may_wait(write.name()), "again");
+        assert!(plan.may_wait(write.name()), "denied again");
     }
     let last = plan.next(now).unwrap();
     assert!(!plan.may_wait(last.name()));

@@ -7,11 +7,11 @@ use serde::Deserialize;
 use super::Task;
 use crate::{call::Call, client::Client, failure::Failure, object::Cell, plan::Write};
 
-/// Most parts of a list.
+/// Bounds the parts of a list.
 const MAX_PARTS: usize = 100;
 
 impl Task {
-    /// Lists this node's objects: those without a cell are deleted.
+    /// Lists this node's objects. Objects without a cell are deleted later.
     pub(super) async fn list(&mut self) -> Result<(), Failure> {
         let client = self.connection.client().await?;
         let cells = cells_of(&client, &self.options.node).await?;
@@ -22,8 +22,8 @@ impl Task {
         Ok(())
     }
 
-    /// Writes the next object that is due. Returns false if the object of a status is absent, or
-    /// an object is denied and waits alone, which proves nothing of other writes.
+    /// Writes the next due object. Returns false if the outcome proves nothing about other writes:
+    /// the object of a status is absent, or an object is denied and waits alone.
     pub(super) async fn write(&mut self) -> Result<bool, Failure> {
         let Some(write) = self.plan.next(Instant::now()) else { return Ok(true) };
         let client = self.connection.client().await?;
@@ -83,13 +83,13 @@ impl Task {
 }
 
 impl Task {
-    /// Returns true if the object of a denied write may wait alone: until a write of its kind
-    /// succeeds, others are denied for the same reason.
+    /// Returns whether the object of a denied write may wait alone. If writes of its kind already
+    /// fail, others are denied for the same reason.
     fn may_wait(&self, write: &Write) -> bool {
         !self.cells_lane.failing.contains(&write.operation()) && self.plan.may_wait(write.name())
     }
 
-    /// Logs once that the API server keeps less than what was written.
+    /// Logs once that the API server drops written fields.
     fn compare(&mut self, write: &Write, response: Option<&Cell>) {
         let (Write::ApplyStatus(cell), Some(response)) = (write, response) else { return };
         if !self.is_older_logged && response.status != cell.status {
@@ -106,7 +106,7 @@ async fn cells_of(client: &Client, node: &str) -> Result<Vec<Cell>, Failure> {
     let (mut cells, mut position) = (Vec::new(), String::new());
     for _ in 0..MAX_PARTS {
         let part: List = match client.object(&Call::list_cells(node, &position)).await {
-            // The list begins again.
+            // Begin the list again.
             Err(Failure::Expired(_)) if !position.is_empty() => {
                 cells.clear();
                 position.clear();
@@ -114,14 +114,14 @@ async fn cells_of(client: &Client, node: &str) -> Result<Vec<Cell>, Failure> {
             }
             part => part?,
         };
-        // Names of nodes beyond 63 bytes share a part of their label.
+        // Nodes with names beyond 63 bytes may share a label.
         cells.extend(part.items.into_iter().filter(|cell| cell.spec.node_name == node));
         position = part.metadata.r#continue;
         if position.is_empty() {
             return Ok(cells);
         }
     }
-    // A part of the list would take what is not in it for absent.
+    // With an incomplete list, missing objects would count as absent.
     Err(Failure::Server { status: 200, message: format!("list has more than {MAX_PARTS} parts") })
 }
 
@@ -134,7 +134,6 @@ struct List {
     items: Vec<Cell>,
 }
 
-/// The metadata of a list.
 #[derive(Debug, Default, Deserialize)]
 struct ListMetadata {
     #[serde(default)]

@@ -25,11 +25,11 @@ impl Task {
                 self.reported_in(namespace);
             }
             Err(Failure::NotFound(_)) if record.is_known() => self.recorder.expired(&record),
-            // The namespace has ended with the pod, or the response to an earlier call was lost.
+            // The namespace has ended with the pod, or the response to an earlier create was lost.
             Err(Failure::NotFound(_) | Failure::Conflict(_) | Failure::Invalid(_)) => {
                 self.recorder.refused(&record);
             }
-            // A namespace that ends refuses new objects as a denial does.
+            // A namespace that ends refuses new objects with the status of a denial.
             Err(Failure::Denied(reason)) if reason.contains("being terminated") => {
                 self.recorder.refused(&record);
             }
@@ -46,8 +46,8 @@ impl Task {
         Ok(())
     }
 
-    /// Notes that an event was denied. It is dropped, as client-go drops it, so that a namespace
-    /// that takes no events holds up no other.
+    /// Notes that an event was denied. The event is dropped, like client-go does, so that a
+    /// namespace that accepts no events does not hold up others.
     fn denied(&mut self, record: &Record, failure: &Failure, is_awaited: bool) {
         self.denials.denied(record.namespace(), Instant::now());
         if is_awaited {
@@ -55,7 +55,7 @@ impl Task {
             self.counter.event_dropped();
             return;
         }
-        // The credentials may have expired: the event is tried once with those of now.
+        // The credentials may have expired: the event is tried again once with current credentials.
         self.connection.failed(failure);
         if self.denials.pause(failure, Instant::now(), fastrand::f64()) {
             tracing::warn!(
@@ -78,7 +78,7 @@ impl Task {
     }
 }
 
-/// Returns true for a failure that other namespaces may not have: a quota, a right or a webhook.
+/// Returns whether a failure may be limited to a namespace: a quota, a right or a webhook.
 fn is_denial(failure: &Failure) -> bool {
     match failure {
         Failure::Denied(_) | Failure::Unauthenticated(_) => true,

@@ -11,14 +11,14 @@ use crate::{
     object::{Metadata, OwnerReference},
 };
 
-/// A Node object, as far as it is read.
+/// The parts of a Node object that are read.
 #[derive(Debug, Deserialize)]
 struct Node {
     metadata: Metadata,
 }
 
 impl Task {
-    /// Reads the Node object, which another one may have replaced. Without it no cell is shown.
+    /// Reads the Node object, which may have been replaced. Without it no cell is shown.
     pub(super) async fn own(&mut self) -> Result<(), Failure> {
         let client = self.connection.client().await?;
         let name = &self.options.node;
@@ -34,7 +34,7 @@ impl Task {
         self.is_owner_read = true;
         if self.owner.as_ref() != Some(&owner) {
             self.owner = Some(owner);
-            // The cells are rendered with their owner.
+            // Cells are rendered again with the new owner.
             self.refresh_at = Instant::now();
         }
         Ok(())

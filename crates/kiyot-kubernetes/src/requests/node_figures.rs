@@ -1,5 +1,5 @@
-//! Limits in variables and files of a pod that no container has (`resourceFieldRef`): the kubelet
-//! fills in what the node can allocate.
+//! Variables and files of a pod that show a limit which no container has (`resourceFieldRef`). The
+//! kubelet fills them with the node's allocatable amount.
 
 use std::collections::BTreeMap;
 
@@ -8,24 +8,24 @@ use serde::Deserialize;
 
 use super::{Amount, Container, MAX_CONTAINERS, PodSpec};
 
-/// Most figures of a pod's variables, and of its files, that are read: many times what a pod has.
+/// Bounds the figures of a pod's variables, and of its files. Pods have far fewer.
 const MAX_FIGURES: usize = 1000;
 
-/// A variable of a container, or a file of a volume, with `limits.cpu` or `limits.memory`, which
-/// neither the named container nor the pod has.
+/// A variable of a container or a file of a volume that shows `limits.cpu` or `limits.memory`,
+/// although neither the named container nor the pod has this limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFigure {
     /// Name of the variable's container, or of the file's volume.
     pub holder: String,
     /// Name of the variable, or path of the file in its volume.
     pub name: String,
-    /// True for memory.
+    /// True for memory, false for CPU.
     pub is_memory: bool,
-    /// Unit of its value, in thousandths of a CPU or in bytes; not 0.
+    /// Unit of the value, in thousandths of a CPU or in bytes; not 0.
     pub divisor: u64,
 }
 
-/// Resource and unit of a figure.
+/// A resource (true for memory) with the unit of its figure.
 type Unit = (bool, u64);
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -36,7 +36,7 @@ pub(super) struct ResourceField {
     divisor: Option<Amount>,
 }
 
-/// A volume, as far as it is read.
+/// The parts of a volume that are read.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Volume {
@@ -52,7 +52,7 @@ struct Projected {
     sources: Option<Vec<Source>>,
 }
 
-/// A source of files: the downward API, or another.
+/// A source of files.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 struct Source {
@@ -74,7 +74,7 @@ struct Item {
 }
 
 impl PodSpec {
-    /// Returns the figures of variables.
+    /// Returns the figures of variables that the kubelet fills with the node's amounts.
     pub(super) fn node_variables(&self) -> Vec<NodeFigure> {
         let variables = self.all_containers().flat_map(|own| {
             own.env.iter().map(move |variable| {
@@ -87,7 +87,7 @@ impl PodSpec {
         figures(variables)
     }
 
-    /// Returns the figures of files.
+    /// Returns the figures of files that the kubelet fills with the node's amounts.
     pub(super) fn node_files(&self) -> Vec<NodeFigure> {
         let files = self.volumes.iter().flat_map(|volume| {
             let sources = volume.projected.iter().flat_map(|projected| &projected.sources);
@@ -106,7 +106,7 @@ impl PodSpec {
         self.containers.iter().chain(&self.init_containers).take(MAX_CONTAINERS)
     }
 
-    /// Returns resource and unit of a field that the kubelet fills in with the node's figure.
+    /// Returns resource and unit of a field that the kubelet fills with the node's amount.
     fn unit(&self, field: &ResourceField, own: Option<&Container>) -> Option<Unit> {
         let (name, is_memory, divisor) = match field.resource.as_str() {
             "limits.cpu" => ("cpu", false, field.divisor(Quantity::milli, 1000)),
@@ -118,14 +118,14 @@ impl PodSpec {
             other => self.all_containers().find(|container| container.name == other),
         };
         let mut all = self.resources.iter().chain([&container?.resources]);
-        // A limit of 0 is none for the kubelet.
+        // For the kubelet, a limit of 0 is no limit.
         let is_some = |limit: &Amount| limit.quantity() != Some(Quantity::default());
         let has_limit = all.any(|resources| resources.limits.get(name).is_some_and(is_some));
         (!has_limit).then_some((is_memory, divisor))
     }
 }
 
-/// Returns a bounded number of figures by holder and name. Of equal names the last counts.
+/// Returns a bounded number of figures by holder and name. The last of equal names counts.
 fn figures<'s>(all: impl Iterator<Item = (&'s str, String, Option<Unit>)>) -> Vec<NodeFigure> {
     let mut figures = BTreeMap::new();
     for (holder, name, unit) in all {
@@ -146,14 +146,15 @@ fn figures<'s>(all: impl Iterator<Item = (&'s str, String, Option<Unit>)>) -> Ve
     figures.into_iter().map(figure).collect()
 }
 
-/// Returns a path as the kubelet writes it: without empty parts.
+/// Returns a path in the kubelet's form, without empty parts.
 fn cleaned(path: &str) -> String {
     let parts: Vec<&str> = path.split('/').filter(|part| !["", "."].contains(part)).collect();
     parts.join("/")
 }
 
 impl ResourceField {
-    /// Returns the unit of its value; 0 or none is the resource's own.
+    /// Returns the unit of the field's value. An absent divisor, or 0, stands for the resource's
+    /// own unit.
     fn divisor(&self, read: fn(Quantity) -> u64, own: u64) -> u64 {
         let divisor = self.divisor.as_ref().and_then(Amount::quantity).map(read);
         divisor.filter(|divisor| *divisor > 0).unwrap_or(own)
@@ -179,7 +180,7 @@ mod tests {
 
     /// Verifies K19.
     #[test]
-    fn variables_are_figures_of_the_node_without_a_limit_of_the_named_container() {
+    fn variable_has_the_nodes_figure_if_its_container_has_no_limit() {
         let variable = |name: &str, field: Value| {
             let source = json!({ "resourceFieldRef": field });
             json!({ "name": name, "valueFrom": source })
@@ -214,7 +215,7 @@ mod tests {
 
     /// Verifies K23.
     #[test]
-    fn files_are_figures_of_the_node_without_a_limit_of_the_named_container() {
+    fn file_has_the_nodes_figure_if_its_container_has_no_limit() {
         let item = |path: &str, container: &str, resource: &str| {
             let field = json!({ "containerName": container, "resource": resource });
             json!({ "path": path, "resourceFieldRef": field })

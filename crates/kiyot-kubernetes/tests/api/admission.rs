@@ -1,4 +1,4 @@
-//! `deploy/admission-policy.yaml`, evaluated as the API server evaluates it.
+//! `deploy/admission-policy.yaml`, evaluated like the API server does.
 
 use kiyot_kubernetes::{
     ShownCell,
@@ -12,7 +12,7 @@ use crate::policy::{Review, Row, assert_each_part_denies, denying, kubelet, toke
 
 const POLICY: &str = include_str!("../../../../deploy/admission-policy.yaml");
 
-/// Returns the object of a cell, as the daemon of its node applies it.
+/// Returns the object of a cell that its node's daemon applies.
 fn cell(node: &str) -> Value {
     let cell = admin::Cell {
         id: "cell-000000000001".to_owned(),
@@ -24,7 +24,7 @@ fn cell(node: &str) -> Value {
     Call::apply_cell(&render(&ShownCell { cell, ..ShownCell::default() }, &owner)).body.unwrap()
 }
 
-/// Returns a cell of worker-1 with another value in a field of its metadata; null removes it.
+/// Returns a cell of worker-1 with this value in a field of its metadata; null removes the field.
 fn changed(field: &str, value: Value) -> Value {
     let mut cell = cell("worker-1");
     let metadata = cell["metadata"].as_object_mut().unwrap();
@@ -35,7 +35,7 @@ fn changed(field: &str, value: Value) -> Value {
     cell
 }
 
-/// Returns a cell of worker-1 whose owner has another value in a field.
+/// Returns a cell of worker-1 whose owner has this value in a field.
 fn owned(field: &str, value: Value) -> Value {
     let mut cell = cell("worker-1");
     cell["metadata"]["ownerReferences"][0][field] = value;
@@ -66,7 +66,7 @@ fn rows() -> Vec<Row> {
     let of_another = "cell of another node is neither written nor deleted";
     let of_no_node = "credentials name no node";
     let (name, label, owner) = ("name of a cell is", "label kiyot", "owner of a cell is");
-    // A cell of worker-2 that is worker-1's by what its name, label and owner say.
+    // A cell of worker-2 that belongs to worker-1 by its name, label and owner.
     let disguised = || {
         let mut cell = own();
         cell["spec"]["nodeName"] = json!("worker-2");
@@ -77,7 +77,7 @@ fn rows() -> Vec<Row> {
     let owners = [own(), other()].map(|cell| cell["metadata"]["ownerReferences"][0].clone());
     let finished = changed("finalizers", json!(["example.org/a"]));
     let two = json!(["example.org/a", "example.org/b"]);
-    // Earlier daemons wrote no owner.
+    // Earlier daemons set no owner.
     let former = || changed("ownerReferences", Value::Null);
     let unbound = json!({ "username": "system:serviceaccount:kiyot:kiyot" });
     let mut of_pod = unbound.clone();
@@ -137,7 +137,7 @@ fn rows() -> Vec<Row> {
 
 /// Verifies K9.
 #[test]
-fn policy_admits_writes_and_deletions_of_the_own_nodes_cells_alone() {
+fn policy_admits_only_writes_and_deletions_of_the_own_nodes_cells() {
     let wrong = wrong(&denying(POLICY), &rows());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -1,5 +1,5 @@
-//! The rules of `deploy/budgets.yaml` and of the definition of budgets, evaluated as the API server
-//! evaluates them.
+//! The rules of `deploy/budgets.yaml` and of the definition of budgets, evaluated like the API
+//! server does.
 
 use kiyot_kubernetes::{budgets::CellBudget, object::GROUP};
 use kiyot_values::{price::Cost, spending::Spending};
@@ -14,7 +14,7 @@ use crate::{
 
 const POLICY: &str = include_str!("../../../../deploy/budgets.yaml");
 
-/// Returns a budget with the shares of worker-1, worker-2 and so on; 0 for none.
+/// Returns a budget with the shares of worker-1, worker-2 and so on; 0 stands for no entry.
 fn budget(dollars: &str, shares: &[u64]) -> Value {
     let share = |(share, number): (&u64, u32)| {
         let node = format!("worker-{number}");
@@ -36,7 +36,7 @@ fn patched(object: &Value, node: &str, share: u64) -> Value {
     object
 }
 
-/// Returns a budget after a change of the entry of a number, which the writer names as swept.
+/// Returns a budget whose writer names an entry as swept, after a change of the entries.
 fn swept(object: &Value, number: usize, change: impl FnOnce(&mut Vec<Value>)) -> Value {
     let mut object = object.clone();
     let status = &mut object["status"];
@@ -45,7 +45,8 @@ fn swept(object: &Value, number: usize, change: impl FnOnce(&mut Vec<Value>)) ->
     object
 }
 
-/// Returns a budget whose entries have reported a cost on these dates.
+/// Returns a budget whose entries have reported a cost on these dates; an empty date stands for no
+/// report.
 fn reported(shares: &[u64], dates: &[&str]) -> Value {
     let mut object = budget("1", &vec![1; shares.len()]);
     for (number, (share, date)) in shares.iter().zip(dates).enumerate() {
@@ -83,7 +84,7 @@ fn definition_of_budgets_is_structural_and_has_every_field_of_the_patch() {
     let head = [".apiVersion", ".kind"];
     assert_schema_has_every_field_of(version, &object, &head);
     let schema = &version["schema"]["openAPIV3Schema"];
-    // The cost of the rule is bounded by it.
+    // The number of shares bounds the cost of the rule.
     let shares = &schema["properties"]["status"]["properties"]["shares"];
     assert_eq!(shares["maxItems"], 1000);
     let places = &shares["items"]["properties"]["places"];
@@ -92,7 +93,7 @@ fn definition_of_budgets_is_structural_and_has_every_field_of_the_patch() {
 
 /// Verifies K21.
 #[test]
-fn definition_of_budgets_refuses_growth_beyond_the_limit_and_allows_to_shrink() {
+fn definition_of_budgets_refuses_growth_beyond_the_limit_and_admits_shrinking() {
     const REFUSED: &str = "shares exceed dollarsPerHour";
     let definition = budget_definition();
     let bare = json!({ "spec": { "dollarsPerHour": "1" } });
@@ -123,7 +124,7 @@ fn definition_of_budgets_refuses_growth_beyond_the_limit_and_allows_to_shrink() 
 
 /// Verifies K24.
 #[test]
-fn definition_of_budgets_needs_a_limit_and_for_an_end_one_of_a_period() {
+fn definition_of_budgets_requires_a_limit_and_for_ends_a_limit_of_a_period() {
     let definition = budget_definition();
     let no_limit = Some("budget has no limit");
     let no_period = Some("onExhausted is end");
@@ -156,7 +157,7 @@ proptest! {
 
     /// Verifies K21.
     #[test]
-    fn definition_of_budgets_lets_no_patch_exceed_limit_and_earlier_shares(
+    fn definition_of_budgets_refuses_sums_beyond_the_limit_and_earlier_shares(
         limit in 0_u64..40, before in vec(0_u64..15, 0..6), after in vec(0_u64..15, 0..6),
     ) {
         let dollars = format!("0.{limit:06}");
@@ -335,14 +336,14 @@ fn sweeps() -> Vec<Row> {
 
 /// Verifies K26.
 #[test]
-fn policy_of_budgets_admits_the_sweep_of_one_entry_that_unspends_nothing() {
+fn policy_of_budgets_admits_a_sweep_of_one_entry_that_keeps_its_cost() {
     let wrong = wrong(&denying(POLICY), &sweeps());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// Verifies K22.
 #[test]
-fn policy_of_budgets_admits_changes_of_the_own_nodes_share_alone() {
+fn policy_of_budgets_admits_only_changes_of_the_own_nodes_share() {
     let wrong = wrong(&denying(POLICY), &rows());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -1,4 +1,4 @@
-//! The keeper of shares before a played API server, with played cells.
+//! The keeper of shares with a played API server and played cells.
 
 use std::{
     collections::BTreeMap,
@@ -57,7 +57,7 @@ pub(crate) struct Played {
     /// The lists of other nodes' instances, and whether they show some.
     pub(crate) lists: Vec<(String, String)>,
     pub(crate) instances: Option<bool>,
-    /// The lists that show none although there are some.
+    /// The number of lists that show no instances although some exist.
     pub(crate) stale_lists: usize,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Holder {
 }
 
 impl Holder {
-    /// Returns a node with orders of web of this price in dollars.
+    /// Returns a node with orders of namespace web at this price, in dollars.
     pub(crate) fn with_order(price: u64, number: usize) -> Arc<Self> {
         let holder = Self::default();
         holder.played().orders = vec![price; number];
@@ -87,7 +87,7 @@ impl Holder {
         self.asked.notify_one();
     }
 
-    /// Launches what the shares allow.
+    /// Launches the orders that fit the shares.
     fn launch(&self) {
         let mut played = self.played();
         let Played { cells, orders, shares, are_known, .. } = &mut *played;
@@ -102,7 +102,7 @@ impl Holder {
         });
     }
 
-    /// Orders again what was refused, as kubelets do.
+    /// Repeats the refused orders, as kubelets do.
     pub(crate) fn retry(&self) {
         let refused = std::mem::take(&mut self.played().refused);
         refused.into_iter().for_each(|price| self.order(price));
@@ -299,7 +299,7 @@ async fn share_is_reserved_for_what_waits_shown_and_given_back() {
     let patches = calls.of("patch cellbudgets/status", "ok");
     holder.end(1);
     wait_for("the surplus is given back", || shares(&api) == own(1_000_000)).await;
-    // While nothing changes, nothing is read and written.
+    // Without a change, nothing is read or written.
     let reads = calls.of("get cellbudgets", "ok");
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(calls.of("patch cellbudgets/status", "ok"), patches + 1);
@@ -327,7 +327,8 @@ async fn order_beyond_the_rest_is_refused_and_launched_once_the_limit_is_raised(
     })
     .await;
     assert_eq!(shares(&api), own(5_000_000));
-    // Lowered below what runs: nothing ends, nothing is launched, and what ends is given back.
+    // The limit is below the price of running cells: no cell ends, no order is launched, and the
+    // share shrinks with each end.
     change(&api, |budget| budget["spec"]["dollarsPerHour"] = json!("1"));
     holder.order(1);
     wait_for("it is refused", || holder.refused() == 1).await;
@@ -348,7 +349,8 @@ async fn deleted_budget_limits_nothing_and_another_of_its_name_counts_what_runs(
     assert!(holder.played().disk.is_empty());
     holder.order(3);
     wait_for("it is launched without a limit", || holder.cells() == 2).await;
-    // It takes as much as there is of what runs, and allows nothing.
+    // The new budget reserves as much as possible of the running cells' price, and allows no
+    // launch.
     put_budget(&api, "web", "4", "v");
     wait_for("what runs is counted", || shares(&api) == own(4_000_000)).await;
     holder.order(1);
@@ -427,7 +429,7 @@ async fn share_that_an_administrator_removes_is_lost_and_asked_for_again() {
     let holder = Holder::with_order(3, 1);
     let _keeper = keep(&api, NODE, &holder, &Calls::new());
     wait_for("it is launched", || holder.cells() == 1).await;
-    // Another node has taken the rest by then.
+    // Another node takes the rest meanwhile.
     change(&api, |budget| {
         let share = json!({ "node": "worker-2", "hourlyMicros": 4_000_000, "serial": 1 });
         budget["status"] = json!({ "shares": [share] });
@@ -470,7 +472,7 @@ async fn namespaces_without_a_budget_wait_for_the_list_alone() {
     let api = ApiServer::start(&[]).await;
     let (holder, calls) = (Holder::with_order(1, 1), Calls::new());
     let _keeper = keep(&api, NODE, &holder, &calls);
-    // The kind is not there yet.
+    // The kind is not defined yet.
     wait_for("it is listed", || calls.of("list cellbudgets", "not_found") > 0).await;
     assert_eq!(holder.cells(), 0);
     api.define(&budget_definition());
@@ -543,7 +545,7 @@ async fn budget_without_a_limit_of_an_hour_needs_no_share_and_refuses_no_growth(
     holder.order(1);
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!((holder.refused(), writes(&api.recorded()).len()), (0, 0));
-    // Its share of a former limit is kept as long as cells hold it.
+    // The share of a former limit is kept while cells hold it.
     change(&api, |budget| budget["spec"]["dollarsPerHour"] = json!("5"));
     wait_for("it is launched", || holder.cells() == 1).await;
     change(&api, |budget| budget["spec"] = json!({ "dollarsPerMonth": "100" }));

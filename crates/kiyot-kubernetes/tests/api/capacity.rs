@@ -1,4 +1,4 @@
-//! The policies of `deploy/capacity.yaml`, evaluated as the API server evaluates them.
+//! The policies of `deploy/capacity.yaml`, evaluated like the API server does.
 
 use serde_json::{Value, json};
 
@@ -47,9 +47,9 @@ fn policy() -> Value {
     policy
 }
 
-/// Texts of the annotation, with the figures of capacity and of allocatable that they change.
+/// Texts of the annotation, with the resulting changes of capacity and of allocatable.
 ///
-/// The API server refuses each update of the status if it gets another figure of these.
+/// The API server refuses each update of the status if a policy sets other changes.
 fn texts() -> Vec<(String, Value, Value)> {
     let same = |text: &str, figures: Value| (text.to_owned(), figures.clone(), figures);
     let mut texts = vec![
@@ -72,11 +72,11 @@ fn texts() -> Vec<(String, Value, Value)> {
                 })
             },
         ),
-        // Others don't matter.
+        // Other figures are ignored.
         same("cpu=-5,memory=64Gi,x,a.b/c=1.5", json!({ "memory": "64Gi" })),
-        // The last counts.
+        // The last figure counts.
         same("cpu=7,cpu=3,cpu=1", json!({ "cpu": "3" })),
-        // Between both figures of the kubelet.
+        // Between the kubelet's two figures.
         ("cpu=2".to_owned(), json!({}), json!({ "cpu": "2" })),
         ("ephemeral-storage=47Gi".to_owned(), json!({}), json!({ "ephemeral-storage": "47Gi" })),
     ];
@@ -92,7 +92,7 @@ fn texts() -> Vec<(String, Value, Value)> {
         "cpu= 5",
         "cpu=5=6",
         "cpu=5;memory=64Gi",
-        // Negative, 0, and lower than the kubelet's.
+        // Negative, 0, or less than the kubelet's figure.
         "cpu=-5",
         "memory=-64Gi",
         "a.b/c=-5",
@@ -101,7 +101,7 @@ fn texts() -> Vec<(String, Value, Value)> {
         "cpu=1",
         "memory=5Gi",
         "ephemeral-storage=45Gi",
-        // Fractions and other forms of a quantity.
+        // Fractions, and other forms of a quantity.
         "a.b/c=1.5",
         "a.b/c=500m",
         "pods=0.5",
@@ -115,7 +115,7 @@ fn texts() -> Vec<(String, Value, Value)> {
         "pod.elotl.co/memory=64",
         "pod.elotl.co/ephemeral-storage=64",
         "memory=0x64Gi",
-        // Names that no extended resource has.
+        // Names that an extended resource can't have.
         "storage=5Gi",
         "hugepages-2Mi=5Gi",
         "kubernetes.io/c=5",
@@ -135,7 +135,7 @@ fn texts() -> Vec<(String, Value, Value)> {
     texts
 }
 
-/// Returns the texts whose outcome is another.
+/// Returns the texts with an unexpected outcome.
 fn unexpected(policy: &Value) -> impl Iterator<Item = String> {
     texts().into_iter().filter_map(move |(text, capacity, allocatable)| {
         let given = declared(&text);
@@ -151,7 +151,7 @@ fn unexpected(policy: &Value) -> impl Iterator<Item = String> {
 
 /// Verifies K12.
 #[test]
-fn figures_are_declared_and_all_other_texts_leave_those_of_the_kubelet() {
+fn valid_figures_are_declared_and_other_texts_keep_the_kubelets() {
     let policy = policy();
     let unexpected: Vec<String> = unexpected(&policy).collect();
     assert!(unexpected.is_empty(), "{}", unexpected.join("\n"));
@@ -193,7 +193,7 @@ fn each_check_of_the_figures_is_needed() {
     }
 }
 
-/// Returns the names of requests whose node gets other figures than it should.
+/// Returns the names of requests that give the node wrong figures.
 fn unequal(policy: &Value) -> Vec<&'static str> {
     let given = declared("cpu=1000");
     let other = |label| node("worker-1", label, Some("cpu=1000"));
@@ -241,7 +241,7 @@ fn each_condition_of_the_policy_is_needed() {
     }
 }
 
-/// Returns a Node object with another value at a path; null removes it.
+/// Returns a Node object with this value at a path; null removes the field.
 fn changed(path: &str, value: Value) -> Value {
     let mut node = declared("cpu=5");
     let (parent, key) = path.rsplit_once('/').unwrap();
@@ -292,7 +292,7 @@ fn rows() -> Vec<Row> {
             "",
         ),
     ];
-    // The fields of a NodeStatus of Kubernetes 1.36 but for capacity and allocatable.
+    // The fields of a NodeStatus of Kubernetes 1.36, without capacity and allocatable.
     rows.extend(
         [
             ("addresses", "/status/addresses"),
@@ -315,7 +315,7 @@ fn rows() -> Vec<Row> {
 
 /// Verifies K13.
 #[test]
-fn daemon_changes_capacity_of_its_own_node_alone() {
+fn daemon_changes_only_the_capacity_of_its_own_node() {
     let wrong = wrong(&denying(POLICIES), &rows());
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }

@@ -1,4 +1,4 @@
-//! The check of what declared capacity needs, over the played API server.
+//! The check of declared capacity's needs, with a played API server.
 
 use kiyot_kubernetes::capacity_check;
 use kiyot_testkit::{ApiFault, ApiServer, Verb};
@@ -8,7 +8,7 @@ use crate::world::options;
 
 /// Verifies K32.
 #[tokio::test]
-async fn node_is_read_with_the_daemons_rights_and_a_failure_is_said() {
+async fn check_reads_the_node_with_the_daemons_rights_and_names_failures() {
     let api = ApiServer::start(&[]).await;
     let access = options(&api).access;
     let labels = json!({ "kiyot.elotl.co/capacity": "declared" });
@@ -21,7 +21,7 @@ async fn node_is_read_with_the_daemons_rights_and_a_failure_is_said() {
     }
     api.fail(Some(Verb::Get), "nodes", 1, ApiFault::Status(403, None));
     let error = check().await.unwrap_err();
-    assert!(error.starts_with("node worker-1: API server denies it"), "{error}");
+    assert!(error.starts_with("node worker-1: API server denied the call"), "{error}");
     let absent = capacity_check::check(&access, "worker-2", None).await.unwrap_err();
     assert!(absent.starts_with("node worker-2: absent"), "{absent}");
 }

@@ -1,4 +1,4 @@
-//! The declarer before a played API server, whose policies the tests play.
+//! The declarer with a played API server. The tests play its policies.
 
 use std::{
     sync::{
@@ -21,7 +21,7 @@ use crate::{
     world::{Calls, NODE, options, writes},
 };
 
-/// Makes the Node object, with a label of declared capacity and these figures.
+/// Makes the Node object with the label of declared capacity and these figures.
 pub(crate) fn put_declared_node(api: &ApiServer, figures: Value) {
     put_node(api, json!({ KEY: "declared" }), figures);
 }
@@ -36,7 +36,7 @@ fn put_node(api: &ApiServer, labels: Value, figures: Value) {
     api.put("nodes", node);
 }
 
-/// Played room, which a test changes.
+/// A room that the test sets.
 #[derive(Debug)]
 pub(crate) struct Played {
     room: Mutex<Option<Room>>,
@@ -44,7 +44,7 @@ pub(crate) struct Played {
 }
 
 impl Played {
-    /// Returns the room of so many cells.
+    /// Returns a room for this number of cells.
     pub(crate) fn of(max_cells: u64) -> Arc<Self> {
         let room = Mutex::new(Some(Room { max_cells, ..Room::default() }));
         Arc::new(Self { room, asked: AtomicUsize::new(0) })
@@ -63,7 +63,7 @@ impl RoomSource for Played {
     }
 }
 
-/// Starts a declarer of 8 CPUs, 1 GiB, 2 of an extended resource and 9 cells, with short periods.
+/// Starts a declarer with short periods: 8 CPUs, 1 GiB, 2 of an extended resource, and 9 cells.
 pub(crate) fn declare(
     api: &ApiServer,
     informer: &PodInformer,
@@ -134,7 +134,7 @@ async fn figures_are_declared_and_reported_once_until_the_policy_applies_them() 
     let patches = calls.of("patch nodes/status", "ok");
     wait_for("checks are repeated", || calls.of("patch nodes/status", "ok") > patches + 3).await;
 
-    // The policy is applied, and the kubelet's figure is higher than a declared one.
+    // The policy is applied, and the kubelet's memory is above the declared figure.
     let mut node = api.objects("nodes")[NODE].clone();
     let figures = json!({ "cpu": "8", "memory": "2Gi", "a.b/c": "2", "pod.elotl.co/cell": "9" });
     node["status"] = json!({ "capacity": figures, "allocatable": figures });
@@ -228,12 +228,12 @@ async fn node_takes_no_further_pods_while_no_cell_can_be_launched() {
 
     let refusal = Some("the quota of vCPUs is used".to_owned());
     room.set(Some(Room { max_cells: 20, idle: 1, refusal, ..Room::default() }));
-    wait_for("those of pods and the idle one are declared", || cells() == "3").await;
+    wait_for("the cells of pods and the idle cell are declared", || cells() == "3").await;
     wait_for("it is reported", || calls.is_exhausted() && api.objects("events").len() == 1).await;
     let event = api.objects("events").into_values().next().unwrap();
     let message = "no cell can be launched: the quota of vCPUs is used";
     assert_eq!((&event["reason"], &event["message"]), (&json!("CellsExhausted"), &json!(message)));
-    // A pod that ends leaves no place for another.
+    // The end of a pod leaves no place for another pod.
     api.delete("pods", "default/b");
     wait_for("its cell is not declared", || cells() == "2").await;
 
@@ -241,7 +241,7 @@ async fn node_takes_no_further_pods_while_no_cell_can_be_launched() {
     room.set(Some(Room { max_cells: 20, ..Room::default() }));
     wait_for("all are declared", || cells() == "20").await;
     wait_for("the end is noted", || !calls.is_exhausted()).await;
-    // 3, 5, 9, 17 and 20: the pods' own and the first further one were declared.
+    // 3, 5, 9, 17 and 20: the pods' own cells and a first further cell were declared.
     assert_eq!(calls.of("patch nodes/status", "ok"), patches + 5);
     let lines = ["node takes no further pods", "node takes as many pods as cells are allowed"];
     assert_eq!(lines.map(|line| logged(&log, line)), [1, 1], "{:?}", log.lines());
@@ -263,6 +263,6 @@ async fn nothing_is_declared_before_the_room_is_known() {
     let figures: Figures =
         [("cpu", 5), ("x.y/z", 7)].map(|(name, of)| (name.to_owned(), of)).into();
     room.set(Some(Room { max_cells: 9, figures, ..Room::default() }));
-    // Configured figures are before those of the room.
+    // Configured figures override the room's.
     wait_for_annotation(&api, "a.b/c=2,cpu=8,memory=1024Mi,pod.elotl.co/cell=9,x.y/z=7").await;
 }

@@ -36,7 +36,7 @@ async fn events_of_a_pod_are_reported_and_counted() {
         reported.values().map(|event| event["reason"].as_str().unwrap()).collect();
     reasons.sort_unstable();
     assert_eq!(reasons, ["CellLaunched", "LaunchRefused", "OfferingChosen"]);
-    // The API server forgets events; the next equal event is a new object.
+    // The API server removes events; the next equal event is a new object.
     reported.keys().for_each(|key| api.delete("events", key));
     daemon.tell(0, "LaunchFailed", "no capacity");
     wait_until("the event is reported anew", LIMIT, async || {
@@ -77,7 +77,7 @@ async fn events_that_a_namespace_denies_are_dropped_and_hold_up_no_others() {
 
     api.heal();
     daemon.tell(1, "LaunchFailed", "fourth");
-    wait_for("the end of the row is logged", || logged("again") == 1).await;
+    wait_for("the end of the failures is logged", || logged("again") == 1).await;
     assert_eq!(api.objects("events").keys().filter(|key| key.starts_with("quota/")).count(), 1);
     assert_eq!(logged(not_reported), 1, "{:?}", log.lines());
 }

@@ -13,7 +13,7 @@ use crate::world::{
     Calls, Daemon, NODE, api, definition, name, options, publish, wait_for_cells, with_node, writes,
 };
 
-/// Waits until the API server has received another two lists.
+/// Waits until the API server has received two further lists.
 async fn wait_for_lists(api: &ApiServer) {
     let lists = || {
         let is_list =
@@ -42,7 +42,7 @@ async fn changes_are_written_within_the_pace_and_nothing_is_written_at_rest() {
         "{writes_before:?}"
     );
     wait_for_lists(&api).await;
-    // The cost alone has changed.
+    // Only the cost has changed.
     daemon.change(3, |shown| shown.cell.cost_micros = 77);
     wait_for_lists(&api).await;
     let recorded = api.recorded();
@@ -55,7 +55,7 @@ async fn changes_are_written_within_the_pace_and_nothing_is_written_at_rest() {
 
 /// Verifies K6.
 #[tokio::test]
-async fn api_server_that_is_down_slow_denying_or_full_is_waited_for() {
+async fn publisher_waits_while_the_api_server_is_down_slow_or_denies() {
     let mut api = api().await;
     let daemon = Daemon::new();
     daemon.set(0, CellBooting);
@@ -113,11 +113,11 @@ async fn writes_that_fail_while_lists_succeed_are_logged_once_and_repeated_after
 
     api.heal();
     wait_for_cells(&api, &[(0, "Booting")]).await;
-    wait_for("the end of the row is logged", || logged("again") == 1).await;
+    wait_for("the end of the failures is logged", || logged("again") == 1).await;
     assert_eq!(logged(not_shown), 1, "{:?}", log.lines());
 }
 
-/// Starts a publisher whose pauses are longer than a test waits.
+/// Starts a publisher with pauses longer than the test runs.
 fn publish_with_long_pauses(api: &ApiServer, daemon: &Arc<Daemon>) -> Publisher {
     let periods = Periods { first_pause: LIMIT, ..options(api).periods };
     let options = Options { periods, ..options(api) };
@@ -142,7 +142,7 @@ async fn denied_object_holds_up_no_other_and_is_logged_once() {
     assert_eq!((logged(not_shown), logged("again")), (1, 0), "{:?}", log.lines());
 
     daemon.end(0);
-    wait_for("the end of the row is logged", || logged("again") == 1).await;
+    wait_for("the end of the failures is logged", || logged("again") == 1).await;
     assert_eq!(logged(not_shown), 1, "{:?}", log.lines());
 }
 
@@ -157,9 +157,9 @@ async fn denial_of_all_objects_ends_their_writes_after_a_few_until_the_pause_is_
     api.fail(Some(Verb::Patch), "cells", usize::MAX, ApiFault::Denied);
     (0..20).for_each(|number| daemon.set(number, CellBound));
     let denied = || api.recorded().iter().filter(|own| own.status == 403).count();
-    // Four wait alone, and the next has all others wait.
+    // Four objects wait alone. After the fifth denial, all others wait too.
     wait_for("objects are denied", || denied() >= 5).await;
-    // Events and cells take turns: between two events an object would be written.
+    // Events and cells take turns: an object would be written between two events.
     for message in ["first", "second", "third"] {
         daemon.tell(0, "LaunchFailed", message);
     }
@@ -196,7 +196,7 @@ async fn rotated_token_is_read_again_after_a_denial() {
 
 /// Verifies K6.
 #[tokio::test]
-async fn call_that_is_not_answered_is_given_up_and_repeated() {
+async fn unanswered_call_is_given_up_and_repeated() {
     let api = api().await;
     let (daemon, calls) = (Daemon::new(), Calls::new());
     daemon.set(0, CellBooting);
@@ -242,7 +242,7 @@ async fn own_stale_objects_are_removed_at_the_start_and_others_are_kept() {
             "spec": { "nodeName": node, "backend": "milpa" },
         })
     };
-    // More than a part of a list has.
+    // More objects than a part of a list has.
     for number in 0..255 {
         api.put("cells", object(&format!("other-{number:03}"), "worker-2"));
         api.put("cells", object(&format!("same-{number:03}"), "worker-1"));
@@ -256,7 +256,7 @@ async fn own_stale_objects_are_removed_at_the_start_and_others_are_kept() {
     let daemon = Daemon::new();
     daemon.set(0, CellBound);
     let _publisher = publish(&api, &daemon);
-    wait_until("own objects alone are removed", LIMIT, async || {
+    wait_until("only own objects are removed", LIMIT, async || {
         let cells = api.objects("cells");
         let count = |prefix: &str| cells.keys().filter(|name| name.starts_with(prefix)).count();
         ((count("same"), count("other"), count("cell")) == (0, 255, 1)).then_some(())
@@ -266,7 +266,7 @@ async fn own_stale_objects_are_removed_at_the_start_and_others_are_kept() {
 
 /// Verifies K2.
 #[tokio::test]
-async fn restarted_daemon_shows_a_lost_cell_as_lost_without_another_write() {
+async fn restarted_daemon_shows_a_lost_cell_without_another_write() {
     let api = api().await;
     let daemon = Daemon::new();
     daemon.set(0, CellTerminating);
@@ -300,7 +300,7 @@ async fn object_that_another_client_deletes_or_changes_is_restored() {
     let _publisher = publish(&api, &daemon);
     wait_for_cells(&api, &[(0, "Bound")]).await;
     api.delete("cells", &name(0));
-    wait_until("the object is there again", LIMIT, async || {
+    wait_until("the object exists again", LIMIT, async || {
         (api.objects("cells").get(&name(0))?["status"]["phase"] == "Bound").then_some(())
     })
     .await;
@@ -344,7 +344,7 @@ async fn definition_without_the_status_is_logged_once_and_tried_after_growing_pa
     let mut lacking = definition();
     lacking["spec"]["versions"][0].as_object_mut().unwrap().remove("subresources");
     let (api, daemon) = (with_node(ApiServer::start(&[lacking]).await), Daemon::new());
-    // A pause for want of the kind is of 30 first ones.
+    // Without the kind, a pause is at least 30 times the first pause.
     let pause = Duration::from_millis(10);
     let periods = Periods { first_pause: pause, ..options(&api).periods };
     let options = Options { periods, ..options(&api) };
@@ -357,17 +357,17 @@ async fn definition_without_the_status_is_logged_once_and_tried_after_growing_pa
     wait_for_lists(&api).await;
     let since = &api.recorded()[before..];
     let lists = since.iter().filter(|own| own.request.verb == Verb::List).count();
-    // A write after each pause, and the second object's first.
+    // A write after each pause, and the first write of the second object.
     assert!(writes(since).len() <= lists + 4, "{since:?}");
     assert_eq!((logged(not_shown), logged("again")), (1, 0), "{:?}", log.lines());
     api.define(&definition());
     wait_for_cells(&api, &[(0, "Booting"), (1, "Booting")]).await;
-    wait_for("the end of the row is logged", || logged("again") == 1).await;
+    wait_for("the end of the failures is logged", || logged("again") == 1).await;
 }
 
 /// Verifies K6.
 #[tokio::test]
-async fn absent_definition_and_absent_kubeconfig_are_waited_for() {
+async fn publisher_waits_for_the_definition_and_the_kubeconfig() {
     let api = with_node(ApiServer::start(&[]).await);
     let daemon = Daemon::new();
     daemon.set(0, CellBound);
@@ -375,7 +375,7 @@ async fn absent_definition_and_absent_kubeconfig_are_waited_for() {
     std::fs::remove_file(api.kubeconfig()).unwrap();
     let _publisher = publish(&api, &daemon);
     std::fs::write(api.kubeconfig(), kubeconfig).unwrap();
-    wait_for("the kind is missed", || {
+    wait_for("a call finds the kind absent", || {
         api.recorded().iter().any(|own| own.request.resource == "cells" && own.status == 404)
     })
     .await;
@@ -385,7 +385,7 @@ async fn absent_definition_and_absent_kubeconfig_are_waited_for() {
 
 /// Verifies K6.
 #[tokio::test]
-async fn object_that_is_refused_keeps_no_other_from_being_shown() {
+async fn refused_object_does_not_hold_up_others() {
     let api = api().await;
     let daemon = Daemon::new();
     daemon.set(0, CellBound);
@@ -424,7 +424,7 @@ async fn api_server_is_reached_over_tls_by_the_authority_of_the_kubeconfig() {
     let publisher = publish(&api, &daemon);
     wait_for_cells(&api, &[(0, "Bound")]).await;
     drop(publisher);
-    // Another authority's server is not trusted.
+    // The server of another authority is not trusted.
     let foreign = ApiServer::start_tls(&[definition()]).await;
     let file = std::fs::read_to_string(foreign.kubeconfig()).unwrap();
     let directory = |api: &ApiServer| api.directory().display().to_string();

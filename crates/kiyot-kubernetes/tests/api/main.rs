@@ -1,4 +1,4 @@
-//! The publisher before a played API server.
+//! The crate's tasks with a played API server.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed setup fails its test")]
 
 mod admission;

@@ -17,12 +17,12 @@ fn reads(api: &ApiServer) -> Vec<Recorded> {
     api.recorded().into_iter().filter(is_read).collect()
 }
 
-/// Returns the owners of the object of a cell.
+/// Returns the owners of a cell's object.
 fn owners(api: &ApiServer, name: &str) -> Option<Value> {
     Some(api.objects("cells").get(name)?["metadata"]["ownerReferences"].clone())
 }
 
-/// Returns a Node object as the only owner.
+/// Returns the list of owners with a Node object alone.
 fn node_as_owner(api: &ApiServer, name: &str) -> Value {
     let uid = &api.objects("nodes")[name]["metadata"]["uid"];
     json!([{ "apiVersion": "v1", "kind": "Node", "name": name, "uid": uid }])
@@ -62,7 +62,7 @@ async fn node_object_that_is_made_again_owns_the_cells_again() {
     let api = api().await;
     let daemon = Daemon::new();
     daemon.set(0, CellBooting);
-    // Longer than a test waits: a write finds that the object is absent.
+    // Longer than the test runs: only a write finds that the object is absent.
     let periods = Periods { list: LIMIT * 2, ..options(&api).periods };
     let options = Options { periods, ..options(&api) };
     let _publisher = Publisher::start(options, Arc::clone(&daemon) as _, Calls::new());
@@ -87,7 +87,7 @@ async fn absent_node_object_is_logged_once_shows_no_cell_and_holds_up_no_event()
     let api = ApiServer::start(&[definition()]).await;
     let daemon = Daemon::new();
     daemon.set(0, CellBound);
-    // A pause for want of an object is of 30 first ones, and grows.
+    // Without an object, a pause is at least 30 times the first pause.
     let pause = Duration::from_millis(5);
     let periods = Periods { first_pause: pause, ..options(&api).periods };
     let options = Options { periods, ..options(&api) };
@@ -107,13 +107,13 @@ async fn absent_node_object_is_logged_once_shows_no_cell_and_holds_up_no_event()
 
     put_node(&api, NODE);
     wait_for_cells(&api, &[(0, "Bound")]).await;
-    wait_for("the end of the row is logged", || logged("again") == 1).await;
+    wait_for("the end of the failures is logged", || logged("again") == 1).await;
     assert_eq!(logged(not_shown), 1, "{:?}", log.lines());
 }
 
 /// Verifies K11.
 #[tokio::test]
-async fn object_that_has_lost_its_owner_gets_it_again() {
+async fn object_without_its_owner_gets_it_again() {
     let api = api().await;
     let daemon = Daemon::new();
     daemon.set(0, CellBound);

@@ -1,5 +1,5 @@
-//! The policies on pods of `deploy/capacity.yaml` and `deploy/requests.yaml`, evaluated as the API
-//! server evaluates them.
+//! The policies on pods in `deploy/capacity.yaml` and `deploy/requests.yaml`, evaluated like the
+//! API server does.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ const CAPACITY: &str = include_str!("../../../../deploy/capacity.yaml");
 const REQUESTS: &str = include_str!("../../../../deploy/requests.yaml");
 const CELL: &str = "pod.elotl.co/cell";
 
-/// Returns the policy of a name that lets pods pass when it fails.
+/// Returns the policy with this name, which admits pods if it fails.
 fn ignoring(file: &str, name: &str) -> Value {
     let policy = named(&mutating(file), name);
     let ways = ["failurePolicy", "reinvocationPolicy"].map(|key| policy["spec"][key].clone());
@@ -56,7 +56,7 @@ fn pod(containers: Value, inits: Value) -> Value {
     pod
 }
 
-/// Returns a pod with a request for a cell in its first container.
+/// Returns a pod that requests a cell in its first container.
 fn with_cell(mut pod: Value) -> Value {
     for kind in ["requests", "limits"] {
         pod["spec"]["containers"][0]["resources"][kind][CELL] = json!("1");
@@ -64,7 +64,7 @@ fn with_cell(mut pod: Value) -> Value {
     pod
 }
 
-/// Returns a pod with more annotations, by their names after the prefix.
+/// Returns a pod with further annotations. Their keys lack the prefix.
 fn annotated(mut pod: Value, annotations: &[(&str, &str)]) -> Value {
     for (key, value) in annotations {
         pod["metadata"]["annotations"][format!("pod.elotl.co/{key}")] = json!(value);
@@ -106,7 +106,7 @@ fn pods_of_the_runtime_class_request_a_cell() {
     }
 }
 
-/// Returns pods by name, each with what the policy makes of it but for the cell.
+/// Returns cases: a name, a pod, and the pod after the policy, without the request for a cell.
 fn rows() -> Vec<(&'static str, Value, Value)> {
     let none = || Value::Null;
     let one = |container: Value| pod(json!([container]), Value::Null);
@@ -340,7 +340,7 @@ fn rows() -> Vec<(&'static str, Value, Value)> {
     ]
 }
 
-/// Returns the rows whose outcome is another.
+/// Returns the cases with an unexpected outcome.
 fn unexpected(policy: &Value) -> impl Iterator<Item = String> {
     rows().into_iter().filter_map(move |(name, given, expected)| {
         let expected = with_cell(expected);
@@ -359,7 +359,7 @@ fn requests_of_pods_in_cells_become_extended_resources() {
 
 /// Verifies K17.
 #[test]
-fn second_run_changes_nothing() {
+fn second_run_of_the_policy_changes_nothing() {
     let policy = ignoring(REQUESTS, "kiyot-requests");
     for (name, given, _) in rows() {
         let once = mutated_by(&policy, &create(&given)).unwrap();

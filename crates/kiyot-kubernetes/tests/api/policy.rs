@@ -1,4 +1,4 @@
-//! Admission policies, evaluated as the API server evaluates them.
+//! Admission policies, evaluated like the API server does.
 
 use std::{cmp::Ordering, collections::HashMap, sync::Arc};
 
@@ -14,10 +14,10 @@ use cel::{
 use kiyot_values::quantity::Quantity;
 use serde_json::{Value, json};
 
-/// Key of the node that a service account's token is bound to.
+/// Key of the node to which a service account's token is bound.
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 
-/// A request, as admission sees it.
+/// A request that admission reviews.
 #[derive(Debug, Clone)]
 pub(crate) struct Review {
     pub(crate) user: Value,
@@ -28,12 +28,12 @@ pub(crate) struct Review {
     pub(crate) new: Value,
 }
 
-/// A review with the words of its denial; without words it is admitted.
+/// A case: a name, a review, and words of its denial. Without words, it is admitted.
 pub(crate) type Row = (&'static str, Review, &'static str);
 
 type Known = HashMap<String, CelValue>;
 
-/// Returns the user of a token of the daemons' service account that is bound to a node.
+/// Returns the user of a token of the daemons' service account, bound to a node.
 pub(crate) fn token(node: &str) -> Value {
     json!({ "username": "system:serviceaccount:kiyot:kiyot", "extra": { NODE_NAME: [node] } })
 }
@@ -47,7 +47,7 @@ fn failed(function: &str, message: String) -> ExecutionError {
     ExecutionError::FunctionError { function: function.to_owned(), message }
 }
 
-/// Returns a quantity in thousandths, as far as they fit.
+/// Returns a quantity in thousandths, at most the largest integer.
 fn quantity(text: &CelString<'_>) -> Result<CelInt, ExecutionError> {
     let (sign, number) = text.inner().strip_prefix('-').map_or((1, text.inner()), |it| (-1, it));
     let parsed = number
@@ -98,8 +98,8 @@ fn escape_key(key: &CelString<'_>) -> CelString<'static> {
     CelString::from(key.inner().replace('~', "~0").replace('/', "~1"))
 }
 
-/// Returns what the API server's CEL has: strings, lists, quantities and patches, as far as they
-/// are used.
+/// Returns an environment with the used parts of the API server's CEL: strings, lists, quantities
+/// and patches.
 #[allow(elided_lifetimes_in_paths, reason = "the macros name types without them")]
 fn env() -> Env {
     let mut env = Env::stdlib();
@@ -141,12 +141,12 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap()
 }
 
-/// Returns the items of a list; none without one.
+/// Returns the items of a list; no items for other values.
 pub(crate) fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-/// Returns true if the constraints of a policy match a review.
+/// Returns whether the constraints of a policy match a review.
 fn is_matched(constraints: &Value, review: &Review) -> bool {
     let constraints = constraints.as_object().unwrap();
     let is_known = |key: &String| ["objectSelector", "resourceRules"].contains(&key.as_str());
@@ -170,7 +170,7 @@ fn is_matched(constraints: &Value, review: &Review) -> bool {
         })
 }
 
-/// Returns the parts of a review that expressions see.
+/// Returns the parts of a review that expressions can read.
 fn parts(review: &Review) -> Known {
     let value = |value: &Value| cel::to_value(value).unwrap();
     let mut request = json!({ "userInfo": review.user, "operation": review.operation });
@@ -201,12 +201,13 @@ fn applies(policy: &Value, review: &Review) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Returns what the expressions of a policy see of a review, with its variables.
+/// Returns the values that the expressions of a policy can read: the parts of a review, and the
+/// policy's variables.
 fn seen(policy: &Value, review: &Review) -> Known {
     let (spec, mut known) = (&policy["spec"], parts(review));
     let mut variables = Known::new();
     for variable in list(&spec["variables"]) {
-        // An error is that of the expression that uses the variable.
+        // An error in a variable counts for the expressions that use it.
         if let Ok(value) = evaluate(text(&variable["expression"]), &known) {
             variables.insert(text(&variable["name"]).to_owned(), value);
             known.insert("variables".to_owned(), CelValue::Map(variables.clone().into()));
@@ -215,7 +216,7 @@ fn seen(policy: &Value, review: &Review) -> Known {
     known
 }
 
-/// Returns the reason for which a validating policy denies a review; `None` if it admits it.
+/// Returns the reason why a validating policy denies a review; `None` if it admits the review.
 pub(crate) fn denied_by(policy: &Value, review: &Review) -> Option<String> {
     assert_eq!(policy["spec"]["failurePolicy"], "Fail", "an error denies");
     match applies(policy, review) {
@@ -240,7 +241,7 @@ pub(crate) fn denied_by(policy: &Value, review: &Review) -> Option<String> {
     })
 }
 
-/// Returns the message of the first rule of a definition's whole object that refuses an update.
+/// Returns the message of the first rule on a definition's whole object that refuses an update.
 pub(crate) fn refused_by(definition: &Value, old: &Value, new: &Value) -> Option<String> {
     let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let known = [("self", new), ("oldSelf", old)];
@@ -255,8 +256,8 @@ pub(crate) fn refused_by(definition: &Value, old: &Value, new: &Value) -> Option
     })
 }
 
-/// Returns the object of a review as a mutating policy leaves it, or the error that keeps it from
-/// that. Each mutation sees the object as those before it leave it.
+/// Returns the object of a review after a mutating policy, or the policy's error. Each mutation
+/// reads the object as the earlier mutations left it.
 pub(crate) fn mutated_by(policy: &Value, review: &Review) -> Result<Value, String> {
     let mut review = review.clone();
     if !applies(policy, &review)? {
@@ -264,7 +265,7 @@ pub(crate) fn mutated_by(policy: &Value, review: &Review) -> Result<Value, Strin
     }
     for mutation in list(&policy["spec"]["mutations"]) {
         assert_eq!(mutation["patchType"], "JSONPatch", "others are not played");
-        // A field of a struct has one type here.
+        // Here, a field of a struct has a single type.
         let expression =
             text(&mutation["jsonPatch"]["expression"]).replace("value: {}", "value: '{}'");
         let fields = format!("({expression}).map(patch, [patch.op, patch.path, patch.value])");
@@ -292,36 +293,36 @@ fn string(value: CelValue) -> String {
     text.to_string()
 }
 
-/// Returns the validating policies of a file that a binding has deny.
+/// Returns the validating policies of a file that a binding makes deny.
 pub(crate) fn denying(file: &str) -> Vec<Value> {
     let denies = json!({ "validationActions": ["Deny"] });
     bound(file, "ValidatingAdmissionPolicy", &denies)
 }
 
-/// Returns the mutating policies of a file that are bound.
+/// Returns the bound mutating policies of a file.
 pub(crate) fn mutating(file: &str) -> Vec<Value> {
     bound(file, "MutatingAdmissionPolicy", &json!({}))
 }
 
-/// Returns the policy of a name.
+/// Returns the policy with this name.
 pub(crate) fn named(policies: &[Value], name: &str) -> Value {
     policies.iter().find(|policy| policy["metadata"]["name"] == name).unwrap().clone()
 }
 
-/// Returns the policies of a kind with a binding that has these other fields.
+/// Returns the policies of a kind that have a binding with these other fields.
 fn bound(file: &str, kind: &str, fields: &Value) -> Vec<Value> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(file).unwrap();
     let of_kind = |kind: String| documents.iter().filter(move |own| own["kind"] == kind);
     let is_bound = |policy: &&Value| {
         let mut spec = fields.clone();
         spec["policyName"] = policy["metadata"]["name"].clone();
-        // Without a selector, which would bind it to some objects alone.
+        // The binding has no selector, which would limit it to some objects.
         of_kind(format!("{kind}Binding")).any(|binding| binding["spec"] == spec)
     };
     of_kind(kind.to_owned()).filter(is_bound).cloned().collect()
 }
 
-/// Returns the reviews whose outcome is not that of their row.
+/// Returns the reviews whose outcome differs from their row's.
 pub(crate) fn wrong(policies: &[Value], rows: &[Row]) -> Vec<String> {
     let outcome = |review| policies.iter().find_map(|policy| denied_by(policy, review));
     let wrong = rows.iter().filter_map(|(name, review, words)| {
@@ -335,7 +336,7 @@ pub(crate) fn wrong(policies: &[Value], rows: &[Row]) -> Vec<String> {
     wrong.collect()
 }
 
-/// Asserts that each item of these parts of a policy denies a row that nothing else denies.
+/// Asserts that each item of these parts of a policy denies a row that no other item denies.
 pub(crate) fn assert_each_part_denies(policy: &Value, parts: &[&str], rows: &[Row]) {
     for part in parts {
         for number in 0..list(policy.pointer(part).unwrap()).len() {

@@ -1,4 +1,4 @@
-//! The rights of `deploy/rbac.yaml` and the definition of `deploy/crds`, against what is called.
+//! The rights of `deploy/rbac.yaml` and the definition of `deploy/crds`, compared with the calls.
 
 use std::{
     collections::BTreeSet,
@@ -69,7 +69,7 @@ fn needed(api: &ApiServer) -> BTreeSet<Right> {
             rights.insert((group, resource, verb.to_owned()));
         };
         need(request.verb.word());
-        // A patch that makes an object needs both rights.
+        // A patch that creates an object needs both rights.
         if request.verb == Verb::Patch && recorded.status == 201 {
             need(Verb::Create.word());
         }
@@ -79,7 +79,7 @@ fn needed(api: &ApiServer) -> BTreeSet<Right> {
 
 /// Verifies K9, K10.
 #[tokio::test]
-async fn rights_of_the_daemons_are_those_that_their_calls_need() {
+async fn daemons_have_exactly_the_rights_that_their_calls_need() {
     let api = api().await;
     api.put("pods", pod("web", "uid-web", "2Gi"));
     let access = options(&api).access;
@@ -127,7 +127,7 @@ async fn rights_of_the_daemons_are_those_that_their_calls_need() {
         "list pods",
         "watch pods",
     ] {
-        // The API server has a call before its response is counted.
+        // The API server records a call before its response is counted.
         wait_for(operation, || calls.of(operation, "ok") > 0).await;
     }
 }
@@ -167,7 +167,7 @@ async fn requests_follow_changes_expired_watches_and_restarts() {
     api.put("pods", pod("a", "uid-a", "128Mi"));
     memory_is("uid-a", Some(128)).await;
     memory_is("uid-b", None).await;
-    // The watch expires, and its changes are lost.
+    // The watch expires, and changes are lost.
     api.delete("pods", "default/a");
     api.compact();
     memory_is("uid-a", None).await;
@@ -175,7 +175,7 @@ async fn requests_follow_changes_expired_watches_and_restarts() {
     memory_is("uid-c", Some(32)).await;
     api.stop().await;
     api.put("pods", pod("d", "uid-d", "16Mi"));
-    // What was known stays known.
+    // Known requests stay known.
     memory_is("uid-c", Some(32)).await;
     api.restart().await;
     memory_is("uid-d", Some(16)).await;
@@ -219,11 +219,11 @@ async fn watches_that_break_without_a_change_are_logged_once_and_repeated_after_
         let between = two[1].at.duration_since(two[0].at);
         assert!(between >= pause * (1 << number), "{number}: {between:?}");
     }
-    assert!(calls.of("watch pods", "ok") > 3, "their heads were received: {calls:?}");
+    assert!(calls.of("watch pods", "ok") > 3, "response headers were received: {calls:?}");
     let logged = |text: &str| log.lines().iter().filter(|line| line.contains(text)).count();
     assert_eq!((logged("are not read"), logged("again")), (1, 0), "{:?}", log.lines());
 
-    // Changes that get through end the row of failures.
+    // Received changes end the series of failures.
     api.heal();
     wait_until("the watch has a change", LIMIT, async || {
         api.put("pods", pod("a", "uid-a", "64Mi"));
@@ -275,7 +275,7 @@ async fn lists_and_watches_whose_position_always_expires_are_repeated_after_grow
             (failed.len() > 5).then_some(failed)
         })
         .await;
-        // A watch that has expired for the first time is begun again by a list.
+        // After the first expiry of a watch, a list begins again.
         for (number, two) in failed[1..].windows(2).take(4).enumerate() {
             let between = two[1].at.duration_since(two[0].at);
             assert!(between >= pause * (1 << number), "{verb:?}, {number}: {between:?}");
@@ -287,7 +287,7 @@ async fn lists_and_watches_whose_position_always_expires_are_repeated_after_grow
 
 /// Verifies K10.
 #[tokio::test]
-async fn lookup_waits_no_longer_than_its_bound_and_not_at_all_without_access() {
+async fn lookup_without_access_does_not_wait() {
     let api = ApiServer::start(&[]).await;
     let begun = std::time::Instant::now();
     std::fs::remove_file(api.kubeconfig()).unwrap();
@@ -297,8 +297,8 @@ async fn lookup_waits_no_longer_than_its_bound_and_not_at_all_without_access() {
     assert!(begun.elapsed() < LIMIT);
 }
 
-/// Asserts that the version of a definition has a status and a structural schema whose fields are
-/// those of `object` and `unwritten`. Returns those of `object`.
+/// Asserts that the version of a definition has a status and a structural schema. The schema's
+/// fields must be the fields of `object` and `unwritten`. Returns the fields of `object`.
 pub(crate) fn assert_schema_has_every_field_of(
     version: &Value,
     object: &Value,
@@ -380,7 +380,7 @@ fn whole_object() -> Value {
     object
 }
 
-/// Collects the fields of an object; the items of a list are those of the list.
+/// Collects the fields of an object. The fields of a list's items count as the list's.
 fn fields(value: &Value, at: &str, found: &mut Vec<String>) {
     match value {
         Value::Object(members) => {
@@ -413,7 +413,7 @@ fn at<'s>(schema: &'s Value, path: &str) -> Option<&'s Value> {
     })
 }
 
-/// Collects the rules of structural schemas that a schema breaks.
+/// Collects the rules of structural schemas that a schema violates.
 fn structural(schema: &Value, at: &str, faults: &mut Vec<String>) {
     const KNOWN: [&str; 18] = [
         "type",
@@ -436,7 +436,7 @@ fn structural(schema: &Value, at: &str, faults: &mut Vec<String>) {
         "additionalProperties",
     ];
     let Some(members) = schema.as_object() else {
-        return faults.push(format!("{at}: is no schema"));
+        return faults.push(format!("{at}: is not a schema"));
     };
     for name in members.keys().filter(|name| !KNOWN.contains(&name.as_str())) {
         faults.push(format!("{at}: {name} is not allowed"));
@@ -450,7 +450,7 @@ fn structural(schema: &Value, at: &str, faults: &mut Vec<String>) {
     }
     for name in schema["required"].as_array().into_iter().flatten() {
         if schema["properties"][name.as_str().unwrap()].is_null() {
-            faults.push(format!("{at}: required {name} is no property"));
+            faults.push(format!("{at}: required {name} is not a property"));
         }
     }
     match kind {
@@ -469,7 +469,7 @@ fn structural(schema: &Value, at: &str, faults: &mut Vec<String>) {
             }
             structural(&schema["items"], &format!("{at}[]"), faults);
         }
-        // Texts are bounded, so that the cost of rules on them is.
+        // Bounded texts bound the cost of rules on them.
         "string" if schema["maxLength"].is_null() => {
             let is_bounded = !schema["enum"].is_null() || schema["format"] == "date-time";
             if !is_bounded && ![".apiVersion", ".kind"].contains(&at) {

@@ -1,4 +1,4 @@
-//! The sweep of entries of deleted nodes, before a played API server, with played cells.
+//! The sweep of deleted nodes' entries, with a played API server and played cells.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,11 +14,11 @@ use crate::{
 
 const DELETED: &str = "worker-9";
 const HERE: &str = "region eu-west-1, vpc-0abc, cluster production";
-/// A date of a month that is not over, and of one that is.
+/// A date in a month that is not over, and a date in a month that is.
 const LATER: &str = "2999-12-30";
 const EARLIER: &str = "2020-01-30";
 
-/// Returns a node that finds instances of others here.
+/// Returns a node that finds other nodes' instances in [`HERE`].
 fn looking(instances: Option<bool>) -> Arc<Holder> {
     let holder = Holder::with_order(1, 0);
     {
@@ -88,7 +88,7 @@ async fn entry_of_a_deleted_node_is_removed_once_it_counts_nothing() {
     let _keeper = keep(&api, NODE, &holder, &calls);
     let over_alone = std::slice::from_ref(&over);
     wait_for("nothing was spent", || entries(&api) == over_alone).await;
-    // That a month is over is the word of a third node.
+    // Only a third node's report shows that a month is over.
     sleep(Duration::from_millis(500)).await;
     assert_eq!(entries(&api), over_alone);
     put_node(&api, "worker-2");
@@ -208,7 +208,7 @@ async fn node_that_comes_back_after_a_sweep_asks_again_for_what_runs() {
     wait_for("another node takes what it had", || holder.cells() == 1).await;
     put_node(&api, DELETED);
     let _back = keep(&api, DELETED, &back, &Calls::new());
-    // What runs goes on, and is reserved as far as there is something left.
+    // The running cell goes on, and as much as possible is reserved for it.
     wait_for("the rest is reserved", || back.share() == Some(2_000_000)).await;
     back.order(1);
     wait_for("nothing more is launched", || back.refused() == 1).await;

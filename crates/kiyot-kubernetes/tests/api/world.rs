@@ -17,7 +17,6 @@ use kiyot_testkit::{ApiServer, LIMIT, Recorded, Verb, wait_until};
 use serde_json::{Value, json};
 use tokio::sync::broadcast;
 
-/// Name of the node.
 pub(crate) const NODE: &str = "worker-1";
 const DEFINITION: &str = include_str!("../../../../deploy/crds/cells.kiyot.elotl.co.yaml");
 
@@ -29,7 +28,7 @@ pub(crate) fn budget_definition() -> Value {
     serde_saphyr::from_str(BUDGET_DEFINITION).unwrap()
 }
 
-/// Returns the definition of the kind.
+/// Returns the definition of cells.
 pub(crate) fn definition() -> Value {
     serde_saphyr::from_str(DEFINITION).unwrap()
 }
@@ -51,7 +50,7 @@ pub(crate) fn put_node(api: &ApiServer, name: &str) {
     api.put("nodes", node);
 }
 
-/// The calls that were counted, by operation and outcome.
+/// The counted calls, by operation and outcome.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     by_outcome: Mutex<BTreeMap<(&'static str, &'static str), usize>>,
@@ -74,7 +73,7 @@ impl Calls {
         self.unapplied.load(Ordering::Relaxed)
     }
 
-    /// Returns true while the node takes no further pods.
+    /// Returns whether the node takes no further pods.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.is_exhausted.load(Ordering::Relaxed)
     }
@@ -117,7 +116,7 @@ impl Daemon {
         Arc::new(Self { cells: Mutex::default(), events: broadcast::channel(64).0 })
     }
 
-    /// Has a cell of a number in a phase.
+    /// Adds or replaces the cell with this number, in a phase.
     pub(crate) fn set(&self, number: usize, phase: admin::CellPhase) {
         let id = id(number);
         let cell = admin::Cell {
@@ -151,7 +150,7 @@ impl Daemon {
         self.tell(number, "Ended", "");
     }
 
-    /// Has an event of a cell.
+    /// Sends an event of a cell.
     pub(crate) fn tell(&self, number: usize, status: &str, message: &str) {
         let _no_reader = self.events.send(admin::Event {
             kind: "Cell".to_owned(),
@@ -183,7 +182,7 @@ pub(crate) fn id(number: usize) -> String {
     format!("cell-{number:012}")
 }
 
-/// Returns the name of the object of a cell of a number.
+/// Returns the name of the object of the cell with this number.
 pub(crate) fn name(number: usize) -> String {
     format!("{}.{NODE}", id(number))
 }
@@ -208,7 +207,7 @@ pub(crate) fn publish(api: &ApiServer, daemon: &Arc<Daemon>) -> Publisher {
     Publisher::start(options(api), Arc::clone(daemon) as _, Calls::new())
 }
 
-/// Waits until these cells are shown, each with its phase.
+/// Waits until exactly these cells are shown, with these phases.
 pub(crate) async fn wait_for_cells(api: &ApiServer, expected: &[(usize, &str)]) {
     let expected: Vec<(String, String)> =
         expected.iter().map(|(number, phase)| (id(*number), (*phase).to_owned())).collect();

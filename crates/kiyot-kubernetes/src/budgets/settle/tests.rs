@@ -28,8 +28,8 @@ fn key() -> BudgetKey {
     BudgetKey { namespace: "web".to_owned(), name: "cells".to_owned() }
 }
 
-/// A call on its way. Its answer may be lost while it is, and it may arrive after its caller has
-/// crashed.
+/// A call that has not arrived. Its response may be lost meanwhile, and it may arrive after its
+/// caller has crashed.
 #[derive(Debug)]
 struct OnTheWay {
     number: usize,
@@ -37,14 +37,14 @@ struct OnTheWay {
     patch: Option<Value>,
 }
 
-/// A node. Memory is lost by a crash; its cells are not.
+/// A node. A crash loses its memory, but not its cells.
 #[derive(Debug, Default, Clone)]
 struct PlayedNode {
     /// The share that launches use.
     usable: u64,
     disk: Option<u64>,
     cells: Vec<u64>,
-    /// The cells of which no record exists any more.
+    /// The prices of cells that have lost their record.
     strays: Vec<u64>,
     orders: Vec<u64>,
 }
@@ -105,13 +105,12 @@ impl World {
         self.shares().map(|(_, share)| share).sum()
     }
 
-    /// Returns the prices of what runs and of the shares, in sum.
+    /// Returns the price of all running cells, and the sum of the shares.
     fn sums(&self) -> (u64, u64) {
         (self.runs(), self.reserved())
     }
 
-    /// Returns true if each node uses no more than the API server has for it, whatever arrives
-    /// late.
+    /// Returns whether each node uses at most its share in the API server, whatever arrives late.
     fn are_shares_covered(&self) -> bool {
         let own = |number| {
             let own = self.shares().find(|(node, _)| *node == name(number));
@@ -127,7 +126,7 @@ impl World {
         self.nodes.iter().map(|node| node.held() + node.strays.iter().sum::<u64>()).sum()
     }
 
-    /// Does what the API server does with a call.
+    /// Carries out a call like the API server.
     fn carry_out(&mut self, patch: Option<&Value>) -> Result<CellBudget, Failure> {
         let Some(patch) = patch else { return Ok(self.budget()) };
         let versions = [patch, &self.object].map(|it| &it["metadata"]["resourceVersion"]);
@@ -140,7 +139,7 @@ impl World {
             self.object = object;
             return Err(Failure::Invalid("shares exceed dollarsPerHour".to_owned()));
         }
-        // What changes nothing makes no version.
+        // A patch without a change makes no new version.
         if self.object != object {
             self.version += 1;
             self.object["metadata"]["resourceVersion"] = json!(self.version.to_string());
@@ -172,7 +171,7 @@ impl Node {
     }
 }
 
-/// Waits for the next poll, before which the node may crash.
+/// Waits until the next poll. Before it, the node may crash.
 async fn step() {
     let mut was_polled = false;
     let wait = poll_fn(|_| {
@@ -241,7 +240,7 @@ impl ShareHolder for Node {
 
     fn grant(&self, _key: &BudgetKey, share: u64) {
         let node = &mut self.world().nodes[self.number];
-        assert_eq!(node.disk, Some(share), "a share that is not recorded is not used");
+        assert_eq!(node.disk, Some(share), "an unrecorded share is not used");
         node.usable = share;
     }
 
@@ -250,7 +249,7 @@ impl ShareHolder for Node {
 
 type Settling = Pin<Box<dyn Future<Output = (Ledger, Result<Settled, SettleError>)> + Send>>;
 
-/// A daemon of a node: its ledger between writes, or the write that goes on.
+/// A daemon of a node: its ledger between writes, or its current write.
 enum Daemon {
     Idle(Ledger),
     Writing(Settling),
@@ -286,7 +285,7 @@ impl Daemon {
         }))
     }
 
-    /// Goes on by a step. Returns the outcome of a write that is done.
+    /// Polls once. Returns the outcome of a finished write.
     fn go_on(&mut self, node: &Node, is_patient: bool) -> Option<Result<Settled, SettleError>> {
         match self {
             Self::Idle(ledger) => {
@@ -305,7 +304,7 @@ impl Daemon {
     }
 }
 
-/// Does something at random.
+/// Plays a random event.
 fn happen(rng: &mut Rng, world: &Arc<Mutex<World>>, daemons: &mut [Daemon]) {
     let number = rng.usize(..NODES);
     let node = Node { number, world: Arc::clone(world) };
@@ -324,7 +323,7 @@ fn happen(rng: &mut Rng, world: &Arc<Mutex<World>>, daemons: &mut [Daemon]) {
                 world.answers.insert(number, if rng.u8(..5) == 0 { lost() } else { answer });
             }
         }
-        // Its caller gives up, and it arrives later.
+        // The caller gives up, and the call arrives later.
         62..66 => {
             if let Some(call) = take(rng) {
                 let mut world = node.world();
@@ -368,7 +367,7 @@ fn happen(rng: &mut Rng, world: &Arc<Mutex<World>>, daemons: &mut [Daemon]) {
     node.world().nodes[number].launch();
 }
 
-/// Has all calls arrive, and all nodes write until nothing changes.
+/// Lets all calls arrive, and all nodes write until nothing changes.
 fn calm(world: &Arc<Mutex<World>>, daemons: &mut [Daemon]) {
     for _ in 0..30 * NODES {
         for (number, daemon) in daemons.iter_mut().enumerate() {
@@ -384,8 +383,8 @@ fn calm(world: &Arc<Mutex<World>>, daemons: &mut [Daemon]) {
     }
 }
 
-/// Returns a node whose shrinking share is on its way to the API server, which has more than the
-/// node uses: its answer was lost, or its daemon has crashed.
+/// Returns a node whose shrinking share has not arrived at the API server, which has more than the
+/// node uses. The response is lost, or the daemon crashes.
 fn shrinking(crashes: bool) -> (Node, Daemon, OnTheWay) {
     let world = Arc::new(Mutex::new(World::new()));
     let node = Node { number: 0, world: Arc::clone(&world) };
@@ -421,10 +420,10 @@ fn shrinking(crashes: bool) -> (Node, Daemon, OnTheWay) {
 
 /// Verifies K22.
 #[test]
-fn patch_that_arrives_late_takes_no_share_that_is_used() {
+fn late_patch_takes_no_used_share() {
     for (crashes, is_first) in [(false, false), (false, true), (true, false), (true, true)] {
         let (node, mut daemon, late) = shrinking(crashes);
-        // The node needs what the API server still has.
+        // The node needs the share that the API server still has.
         node.world().nodes[0].orders.push(LIMIT);
         let mut late = Some(late.patch);
         let outcome = loop {
@@ -434,7 +433,7 @@ fn patch_that_arrives_late_takes_no_share_that_is_used() {
             let mut world = node.world();
             let Some(call) = world.on_the_way.pop() else { continue };
             if call.patch.is_some() {
-                assert_eq!(world.nodes[0].usable, 0, "what was read is not granted");
+                assert_eq!(world.nodes[0].usable, 0, "a share that was only read is not granted");
                 if is_first && let Some(late) = late.take() {
                     world.carry_out(late.as_ref()).unwrap();
                 }
@@ -472,7 +471,7 @@ proptest! {
             prop_assert!(runs <= LIMIT && reserved <= LIMIT, "{runs} run, {reserved} reserved");
             prop_assert!(node(0).world().are_shares_covered());
         }
-        // Once nothing fails any more, what no cell holds is given back.
+        // Without further failures, unused shares are given back.
         {
             let mut world = world.lock().unwrap();
             world.is_disk_full = false;
@@ -484,7 +483,7 @@ proptest! {
         calm(&world, &mut daemons);
         let (runs, reserved) = node(0).world().sums();
         prop_assert_eq!(runs, reserved);
-        // And a node gets the rest.
+        // Then a node gets the rest.
         let rest = LIMIT - runs;
         let number = rng.usize(..NODES);
         if rest > 0 {
