@@ -159,8 +159,8 @@ async fn pod_beyond_the_share_of_its_namespaces_budget_waits_and_is_refused_with
     assert_exhausted(
         second.await.unwrap(),
         "CellBudget shop/cells allows $0.3000 an hour on all nodes: $0.3000 are reserved, $0.0000 \
-         are left; the cheapest offering for the pod costs $0.2000, and the node's share is \
-         $0.3000, of which its cells hold $0.2000",
+         are left; the cheapest offering for the pod costs $0.2000, the node's share is \
+         $0.3000, and its cells hold $0.2000",
     );
     let third = spawn(&kiyot, "shop", "third".to_owned());
     wait_for("the pod asks", || asking().is_some()).await;

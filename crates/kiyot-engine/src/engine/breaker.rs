@@ -1,8 +1,8 @@
-//! Boots that never enrol, after which launches of their kind pause in their zone.
+//! The breaker: pauses launches of a kind in a zone after boots that never enrolled.
 //!
-//! After three in a row no cell of the kind is launched in the zone for a minute. Then a single
-//! launch is the trial: its failure doubles the pause, up to half an hour, and an agent that enrols
-//! ends it. The failures are in memory alone: a daemon that starts knows none.
+//! After three failed boots in a row, no cell of the kind is launched in the zone for a minute.
+//! Then a single launch is the trial: its failure doubles the pause, up to half an hour; its
+//! enrolment ends the pause. The failures are kept in memory only: a restart forgets them.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -21,25 +21,25 @@ use crate::{
     placement::{AllRefused, Candidate, LaunchRefusal, Refusal, Refusals},
 };
 
-/// The failed boots in a row from which on launches pause.
+/// The number of consecutive failed boots at which launches pause.
 const MIN_FAILURES: u32 = 3;
-/// The first pause, which doubles with each failed trial, and the longest.
+/// The first and the longest pause. Each failed trial doubles the pause.
 const FIRST_PAUSE: Duration = Duration::from_secs(60);
 const MAX_PAUSE: Duration = Duration::from_secs(30 * 60);
-/// The time after its last failed boot at which a kind is forgotten.
+/// The time for which failed boots of a kind are kept after the last of them.
 const MEMORY: Duration = Duration::from_secs(24 * 3600);
-/// Bounds the kinds and zones whose failed boots are kept.
+/// Bounds the number of kinds and zones with failed boots.
 const MAX_KEPT: usize = 256;
-/// Bounds the end of a console that an error quotes, in lines and in characters.
+/// Bounds the console output that an error quotes, in lines and in characters.
 const MAX_CONSOLE_LINES: usize = 3;
 const MAX_CONSOLE_CHARS: usize = 500;
 
-/// A kind of boots: in a zone, all of them enrol or none. What a pod chooses is part of it, so that
-/// no pod stops the launches of others.
+/// A kind of boots, which succeed or fail alike in a zone. The choices of a pod are part of the
+/// kind, so that no pod pauses the launches of other pods.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct BootKind {
     provider: ProviderKey,
-    /// The digest of the provider's own parameters, without those that change no boot.
+    /// The digest of the provider's own parameters that affect boots.
     parameters_sha256: Option<String>,
     /// The architecture and the instance types that the pod asks for.
     machine: String,
@@ -59,7 +59,7 @@ impl BootKind {
     }
 }
 
-/// A boot of this daemon whose outcome is not counted yet.
+/// A boot that this daemon began and has not counted yet.
 #[derive(Debug)]
 pub(super) struct Boot {
     kind: BootKind,
@@ -74,8 +74,8 @@ impl Boot {
 }
 
 impl Cell {
-    /// Notes that a failure ends the boot of its instance, unless a caller or the provider's lack
-    /// of capacity is the cause.
+    /// Marks the boot of its instance as failed, unless a caller or the provider's lack of capacity
+    /// is the cause.
     pub(super) fn note_failed_boot(&mut self, failure: &CellError) {
         let is_of_boot = matches!(failure, CellError::Silent { .. } | CellError::Ended(..));
         if let Some(boot) = &mut self.launch.boot {
@@ -85,7 +85,8 @@ impl Cell {
         }
     }
 
-    /// Returns true while it may boot in a zone, or until its failed boot is counted.
+    /// Returns whether the cell may boot in a zone, or has a failed boot there that is not counted
+    /// yet.
     fn boots_in(&self, kind: &BootKind, zone: &str) -> bool {
         let boot = self.launch.boot.as_ref().filter(|boot| boot.kind == *kind);
         let Some(boot) = boot else { return false };
@@ -100,13 +101,13 @@ impl Cell {
 /// The failed boots of a kind in a zone.
 #[derive(Debug)]
 struct FailedBoots {
-    /// Those in a row.
+    /// The number of consecutive failures.
     count: u32,
-    /// The time of the last, from which on launches pause.
+    /// The time of the last failure, at which the pause begins.
     last: Duration,
     /// The end of the pause.
     until: Duration,
-    /// The end of the last console.
+    /// The end of the console output of the last boot.
     console: Arc<str>,
 }
 
@@ -114,7 +115,7 @@ struct FailedBoots {
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
     failed: BTreeMap<(BootKind, String), FailedBoots>,
-    /// The pauses that have begun.
+    /// The number of pauses that have begun.
     pub(super) pauses: u64,
 }
 
@@ -125,8 +126,8 @@ impl Breaker {
         self.failed.len()
     }
 
-    /// Counts a failed boot. Returns the failures if a pause begins. A boot that began before the
-    /// last pause is of the launches that led to it.
+    /// Counts a failed boot. Returns the failures if a pause begins. Ignores a boot that began
+    /// before the last pause: it is among the launches that led to the pause.
     fn add(&mut self, boot: Boot, zone: &str, console: &str, now: Now) -> Option<&FailedBoots> {
         self.failed.retain(|_, failed| now.boot < failed.last + MEMORY);
         let key = (boot.kind, zone.to_owned());
@@ -150,7 +151,7 @@ impl Breaker {
         Some(failed)
     }
 
-    /// Returns the zones in which launches of a kind pause, or a trial boots.
+    /// Returns the zones in which launches of a kind pause or a trial boots.
     fn paused_zones(&self, cells: &Cells, kind: &BootKind, now: Now) -> BTreeMap<&str, Refusal> {
         let of_kind = self.failed.iter().filter(|((of, _), failed)| {
             of == kind && failed.count >= MIN_FAILURES && now.boot < failed.last + MEMORY
@@ -168,7 +169,7 @@ impl Breaker {
 }
 
 impl FailedBoots {
-    /// Returns the reason for which no cell is launched.
+    /// Returns why no cell is launched in the zone.
     fn reason(&self, zone: &str, is_tried: bool) -> Arc<str> {
         let place = if zone.is_empty() { String::new() } else { format!(" in {zone}") };
         let trial = if is_tried { ", and the trial after them boots" } else { "" };
@@ -182,9 +183,9 @@ impl FailedBoots {
 }
 
 impl Engine {
-    /// Returns the refused offerings of launches of a provider with these parameters, for a pod
-    /// that asks for this architecture and these instance types: with the zones in which they
-    /// pause.
+    /// Returns the refused offerings of a provider, and the zones in which launches with these
+    /// parameters pause. `machine` has the architecture and the instance types that the pod asks
+    /// for.
     pub fn refusals_for(
         &self,
         key: ProviderKey,
@@ -203,7 +204,7 @@ impl Engine {
         refusals
     }
 
-    /// Returns the candidates in zones in which launches of a kind do not pause.
+    /// Returns the candidates in zones where launches of a kind do not pause.
     pub(super) fn bootable(
         &self,
         candidates: &[Candidate],
@@ -220,7 +221,8 @@ impl Engine {
         }
     }
 
-    /// Forgets the failed boots before one whose agent has enrolled, once its zone is known.
+    /// Forgets the failed boots of a kind once an agent of the kind has enrolled and its zone is
+    /// known.
     pub(super) fn count_enrolled_boot(&mut self, id: &CellId) {
         let Some(cell) = self.cells.get_mut(id) else { return };
         let Some(zone) = cell.offering().map(|own| own.offering.zone.clone()) else {
@@ -233,7 +235,7 @@ impl Engine {
         }
     }
 
-    /// Counts a failed boot, once its console was read or its cell has ended.
+    /// Counts a failed boot after its console was read or its cell has ended.
     pub(super) fn count_failed_boot(&mut self, id: &CellId, now: Now) {
         let Some(cell) = self.cells.get_mut(id) else { return };
         let Some(zone) = cell.offering().map(|own| own.offering.zone.clone()) else {

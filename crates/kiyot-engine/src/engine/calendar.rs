@@ -1,4 +1,4 @@
-//! The date to which costs belong.
+//! The date on which costs are counted.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use kiyot_values::spending::{date_of, midnight};
 
 use crate::engine::Now;
 
-/// The date to which costs belong, which is UTC's and never goes back: a clock that is set back
-/// opens no day again.
+/// The date on which costs are counted, in UTC. The date never goes back: setting the clock back
+/// does not begin an earlier day again.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Calendar {
     date: Date,
-    /// The time since its midnight when it began here, and that time.
+    /// The start of the date here: the time since midnight, and the time by [`Now::boot`].
     begun: (Duration, Duration),
 }
 
 impl Calendar {
-    /// Begins a date, if it is later than the current one.
+    /// Begins a date if it is later than the current date.
     pub(super) fn reach(&mut self, date: Date, now: Now) {
         if date > self.date {
             let since_midnight = now.unix.saturating_sub(midnight(date));
@@ -25,17 +25,16 @@ impl Calendar {
         }
     }
 
-    /// Begins the date of the clock, if it is later than the current one.
+    /// Begins the date of the clock if it is later than the current date.
     pub(super) fn advance(&mut self, now: Now) {
         self.reach(date_of(now.unix), now);
     }
 
-    /// Returns the date.
     pub(super) fn date(&self) -> Date {
         self.date
     }
 
-    /// Returns the time since the beginning of the day and of the month.
+    /// Returns the time since the start of the day and of the month.
     pub(super) fn elapsed(&self, now: Now) -> (Duration, Duration) {
         let (since_midnight, began) = self.begun;
         let day = since_midnight + now.boot.saturating_sub(began);

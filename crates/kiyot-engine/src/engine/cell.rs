@@ -1,4 +1,4 @@
-//! A cell of the engine, its record, and what is read of it from outside.
+//! A cell of the engine, its record, and the parts that the daemon reads.
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,26 +36,25 @@ pub(super) use order::CellOrder;
 pub(super) use pod::Pod;
 pub(super) use token::Token;
 
-/// A cell.
 #[derive(Debug)]
 pub(super) struct Cell {
     pub(super) id: CellId,
     pub(super) state: State,
     pub(super) launch: CellLaunch,
-    /// The provider that launched it; `None` if it is not known.
+    /// The provider that launched it; `None` if unknown.
     pub(super) provider: Option<Arc<str>>,
-    /// The place of its instance; `None` if it is not known, or the provider has none.
+    /// The place of its instance; `None` if unknown, or if the provider has no place.
     pub(super) place: Option<Arc<str>>,
-    /// The part of the node that it has; nothing for a cell on another machine.
+    /// The part of the node that it uses; zero for a cell on another machine.
     pub(super) share: NodeShare,
     pub(super) order: CellOrder,
     /// The identity of the warm pool that it was launched for, or has joined.
     pub(super) pool: Option<Arc<str>>,
-    /// Its pod; `None` while it is of a pool.
+    /// Its pod; `None` while it belongs to a warm pool.
     pub(super) pod: Option<Pod>,
     pub(super) boot_id: String,
     pub(super) created_unix_nanos: i64,
-    /// The same time by [`super::Now::boot`]; `None` for a cell of a previous daemon.
+    /// The time of creation by [`super::Now::boot`]; `None` for a cell of a previous daemon.
     pub(super) requested: Option<Duration>,
     /// The offering of its instance, once the launch is answered.
     pub(super) offered: Option<Offered>,
@@ -65,15 +64,15 @@ pub(super) struct Cell {
     pub(super) token: Option<Token>,
     /// True once it was bound.
     pub(super) was_bound: bool,
-    /// The launches that failed before it, for the same order.
+    /// The launches of the same order that failed before it.
     pub(super) earlier: EarlierLaunches,
-    /// The time from which on its instance is known.
+    /// The time at which its instance became known.
     pub(super) instance_known: Option<Duration>,
     pub(super) end: CellEnd,
 }
 
 impl Cell {
-    /// Returns a cell of which nothing but the state is known.
+    /// Returns a cell with its id and state; everything else is unknown.
     pub(super) fn new(id: CellId, state: State) -> Self {
         Self {
             id,
@@ -99,17 +98,17 @@ impl Cell {
         }
     }
 
-    /// Returns true if agents may enrol and connect.
+    /// Returns whether agents may enrol and connect.
     pub(super) fn admits_agents(&self) -> bool {
         !matches!(self.state, State::Requested | State::Terminating { .. } | State::Ended { .. })
     }
 
-    /// Returns the warm pool in which it waits, or for which it is launched.
+    /// Returns the warm pool that it waits in, or is launched for.
     pub(super) fn warm_in(&self) -> Option<&Arc<str>> {
         self.pool.as_ref().filter(|_| self.pod.is_none() && self.state.is_unbound())
     }
 
-    /// Returns true while it waits in a warm pool, or is launched for one.
+    /// Returns whether it waits in a warm pool, or is launched for a warm pool.
     pub(super) fn is_warm(&self) -> bool {
         self.warm_in().is_some()
     }
@@ -119,32 +118,31 @@ impl Cell {
         self.offered.as_ref().map(|offered| &offered.candidate)
     }
 
-    /// Returns the reason for its offering, which is empty as long as it has none.
+    /// Returns the reason for its offering; empty until the launch is answered.
     pub(super) fn offering_reason(&self) -> &str {
         self.offered.as_ref().map_or("", |offered| &offered.reason)
     }
 
-    /// Returns the namespace of its pod; that of a cell without a pod is empty.
+    /// Returns the namespace of its pod; empty without a pod.
     pub(super) fn namespace(&self) -> &str {
         self.pod.as_ref().map_or("", |pod| &pod.namespace)
     }
 
-    /// Returns the uid of its pod, which is empty as long as it is not known.
+    /// Returns the uid of its pod; empty without a pod.
     pub(super) fn pod_uid(&self) -> &str {
         self.pod.as_ref().map_or("", |pod| &pod.uid)
     }
 
-    /// Returns the id of its pod's sandbox; that of a cell without a pod is empty.
+    /// Returns the id of its pod's sandbox; empty without a pod.
     pub(super) fn sandbox(&self) -> &str {
         self.pod.as_ref().map_or("", |pod| &pod.sandbox)
     }
 
-    /// Returns the time for which its agent may be silent, if its pod has a limit of its own.
+    /// Returns how long its agent may be silent, if its pod sets a limit.
     pub(super) fn healthy_timeout(&self) -> Option<HealthyTimeout> {
         self.pod.as_ref()?.healthy_timeout
     }
 
-    /// Returns the record.
     pub(super) fn stored(&self) -> store::Cell {
         let addresses = if let State::Bound { addresses, .. } = &self.state {
             addresses.iter().map(ToString::to_string).collect()
@@ -188,7 +186,7 @@ impl Cell {
 }
 
 impl Engine {
-    /// Returns whether a cell is known, and its end is not proven.
+    /// Returns whether a cell is known and its end is not proven.
     pub fn contains(&self, id: &CellId) -> bool {
         self.cells.contains_key(id)
     }
@@ -214,7 +212,7 @@ impl Engine {
         self.check_claim(id, token_sha256, None, now)
     }
 
-    /// Checks the token of a cell, and whether a key may spend it, if one is given.
+    /// Checks the token of a cell and, if a key is given, whether the key may spend it.
     pub(super) fn check_claim(
         &self,
         id: &CellId,
@@ -232,13 +230,13 @@ impl Engine {
         self.tombstones.reason(id)
     }
 
-    /// Drops all tombstones but those to keep. Returns the cells of the dropped.
+    /// Drops all tombstones except those to keep. Returns the cells of the dropped tombstones.
     pub fn forget_gone(&mut self, keep: impl Fn(&CellId) -> bool) -> Vec<CellId> {
         self.tombstones.retain(keep)
     }
 }
 
-/// Returns a text of a record; `None` if it is empty.
+/// Returns a text of a record; `None` if the text is empty.
 pub(super) fn known(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }

@@ -9,7 +9,7 @@ use crate::{
     provider::{Owner, TagRules},
 };
 
-/// The longest pause between calls that are repeated.
+/// The longest pause between repeated calls.
 pub(super) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(60);
 
 /// The configuration of the engine.
@@ -27,23 +27,23 @@ pub struct EngineConfig {
     pub refusal_pause: Duration,
     /// The pause after a failed call.
     pub retry_pause: Duration,
-    /// The time for which a pod that prefers spot waits for it, before its launches are on-demand.
+    /// The time for which a pod that prefers spot waits for spot before it is launched on demand.
     pub spot_deadline: Duration,
     /// The time without contact after which a cell has certainly stopped its pod: the agent's
-    /// limit, the time in which it notices, and the time in which containers end.
+    /// limit, the time in which the agent notices it, and the time in which containers end.
     pub orphan_timeout: Duration,
-    /// The time for which the agent of a bound cell may be silent; `None` is no limit.
+    /// The time for which the agent of a bound cell may be silent; `None` for no limit.
     pub healthy_timeout: Option<Duration>,
     /// The owner of the instances.
     pub owner: Owner,
-    /// The tags of instances beside their owner's.
+    /// The tags of instances beside the owner's tags.
     pub tag_rules: TagRules,
-    /// True if instances of this owner with another fingerprint are strays.
+    /// True if instances of this owner with another fingerprint count as strays.
     pub take_over: bool,
 }
 
 impl EngineConfig {
-    /// Returns the pause before what was tried is repeated, which doubles with each failure.
+    /// Returns the pause before the next attempt. It doubles with each failure.
     pub(super) fn pause_after(&self, failures: u32) -> Duration {
         let first = self.retry_pause;
         doubled(first, failures, MAX_RETRY_PAUSE.max(first))

@@ -27,9 +27,9 @@ const MAX_NAMESPACES: usize = 1000;
 /// The account of a cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
-    /// The provider's id of the instance; empty if it is not known.
+    /// The provider's id of the instance; empty if unknown.
     pub instance: String,
-    /// The offering with its price; `None` if it is not known.
+    /// The offering with its price; `None` if unknown.
     pub offering: Option<Candidate>,
     /// The time of the cell's creation, in nanoseconds since 1970.
     pub created_unix_nanos: i64,
@@ -37,7 +37,7 @@ pub struct Account {
     pub timeline: Timeline,
     /// The cost since its launch.
     pub cost: Cost,
-    /// The cells of its namespace.
+    /// The account of its namespace.
     pub namespace: NamespaceAccount,
     /// The kind of the cell, and the starts and costs of cells of this kind.
     pub starts: (Kind, Starts),
@@ -48,7 +48,7 @@ pub struct Account {
 pub struct NamespaceAccount {
     /// The cells that have not ended.
     pub cells: u64,
-    /// Their price in sum.
+    /// The sum of their prices.
     pub price: Price,
     /// The cost of all cells, ended cells included.
     pub cost: Cost,
@@ -112,7 +112,7 @@ impl Costs {
         costs
     }
 
-    /// Returns the namespace under which the cost of another is kept.
+    /// Returns the name under which the cost of a namespace is kept; empty beyond the bound.
     fn kept<'n>(&self, namespace: &'n str) -> &'n str {
         let is_kept = self.ended.len() < MAX_NAMESPACES || self.ended.contains_key(namespace);
         if is_kept { namespace } else { "" }
@@ -130,7 +130,7 @@ impl Costs {
         Some(Change::Cost(namespace.to_owned(), ended.stored()))
     }
 
-    /// Returns what the cells of a namespace have cost today and in this month.
+    /// Returns the cost of a namespace's cells of today and of this month.
     pub(super) fn spending(&mut self, cells: &Cells, namespace: &str, now: Now) -> Spending {
         self.calendar.advance(now);
         let none = Spending { date: self.calendar.date(), ..Spending::default() };
@@ -141,8 +141,8 @@ impl Costs {
         })
     }
 
-    /// Raises what the cells of a namespace have cost to an amount that was reported earlier: a
-    /// clock that was set back, or the loss of the journal, makes nothing unspent.
+    /// Raises the cost of a namespace's cells to an amount that was reported earlier. Neither a
+    /// clock that was set back nor the loss of the journal may lower the cost.
     pub(super) fn raise(&mut self, cells: &Cells, namespace: &str, to: Spending, now: Now) {
         let found = self.spending(cells, namespace, now);
         let missing = Spending { date: found.date, ..to.on(found.date) }.beyond(found);
@@ -160,7 +160,7 @@ impl Costs {
         spenders.map(|(namespace, _)| namespace.as_str()).filter(|namespace| !namespace.is_empty())
     }
 
-    /// Replaces costs that could not be written earlier by those of now.
+    /// Replaces costs that could not be written earlier by the current costs.
     pub(super) fn refresh(&self, changes: &mut [Change]) {
         for change in changes {
             if let Change::Cost(namespace, record) = change {
@@ -175,7 +175,6 @@ impl Costs {
         self.ended.iter().map(|(namespace, ended)| (namespace.clone(), account(ended))).collect()
     }
 
-    /// Returns the account of a namespace.
     fn account(&self, cells: &Cells, namespace: &str, now: Now) -> NamespaceAccount {
         let cost = self.ended.get(namespace).map(|ended| ended.total).unwrap_or_default();
         let mut account = NamespaceAccount { cost, ..Default::default() };
@@ -186,9 +185,10 @@ impl Costs {
 }
 
 impl Cell {
-    /// Takes the answer of its launch. An offering that was not requested costs what the catalogue
-    /// says, or else about what the most expensive requested one does. Returns whether it was
-    /// requested. `types` are those that the pod names or accepts.
+    /// Takes the offering of the launch's answer. Returns whether the offering was requested. An
+    /// offering that was not requested has the price of the catalogue, or else the highest
+    /// requested price as an estimate. `types` are the instance types that the pod names or
+    /// accepts.
     pub(super) fn launched(
         &mut self,
         offering: &Offering,
@@ -217,7 +217,7 @@ impl Cell {
         price.over(self.bill.time(now))
     }
 
-    /// Returns the part of the cost that belongs to today and to this month.
+    /// Returns the parts of the cost that belong to today and to this month.
     fn spending(&self, calendar: &Calendar, now: Now) -> Spending {
         let price = self.offering().map_or(Price::FREE, |offering| offering.price);
         let (time, (day, month)) = (self.bill.time(now), calendar.elapsed(now));

@@ -64,14 +64,14 @@ pub enum Event {
     StraysEnded {
         /// The provider.
         provider: ProviderKey,
-        /// Those that end or have ended.
+        /// The instances that end or have ended.
         accepted: Vec<InstanceId>,
-        /// The others.
+        /// The other instances.
         failed: Vec<InstanceId>,
     },
     /// The cell's control connection was established, perhaps again.
     Connected(CellId),
-    /// The time for which a cell's PID 1 has run, as its agent says.
+    /// The time for which a cell's PID 1 has run, as its agent reports.
     Running(CellId, Duration),
     /// The cell's control connection has ended, and no other is established.
     Disconnected(CellId),
@@ -97,7 +97,7 @@ pub enum Event {
     },
     /// A call waits for the cell of an order.
     Claimed(OrderKey),
-    /// No call waits for the cell of an order any more.
+    /// No call waits for the cell of an order now.
     Unclaimed(OrderKey),
     /// Time has passed: timers may be due.
     Tick,
@@ -115,7 +115,7 @@ pub enum CommitOf {
 }
 
 impl CommitOf {
-    /// Returns true if a later effect of the same event and cell is skipped once the commit failed.
+    /// Returns whether a failed commit skips a later effect of the same event and cell.
     pub fn skips(self, effect: &Effect) -> bool {
         match self {
             Self::State => true,
@@ -151,7 +151,7 @@ pub enum ClaimRefusal {
     Store(Arc<StoreError>),
 }
 
-/// An effect. Those of a cell are carried out in order.
+/// An effect. The effects on a cell are carried out in order.
 #[derive(Debug, Clone)]
 pub enum Effect {
     /// Commits changes. On failure the effects of the same event and cell that depend on it are
@@ -162,29 +162,29 @@ pub enum Effect {
         /// The side that waits for the commit.
         of: CommitOf,
     },
-    /// Calls the launch.
+    /// Launches an instance.
     Launch(Arc<Launch>),
     /// Attaches an instance to a pod's network.
     Attach(InstanceId, Box<Attachment>),
-    /// Has the agent end all containers of the pod.
+    /// Asks the agent to end all containers of the pod.
     ShutDown,
     /// Releases the parts of the node that an instance shares.
     Detach(InstanceId),
-    /// Terminates an instance, or without an id all listed instances of the cell. Releases the
-    /// shared parts of the node first.
+    /// Terminates an instance; without an id, all listed instances of the cell. Releases the shared
+    /// parts of the node first.
     Terminate {
         /// The instance.
         instance: Option<InstanceId>,
         /// True if the end of the console is wanted.
         with_console: bool,
     },
-    /// Closes the link, which the agent can't open again: from now on it has no contact.
+    /// Closes the link for good: the agent can't open it again, and has no contact from now on.
     Disconnect,
     /// Describes an instance.
     Describe(InstanceId),
     /// Terminates instances of a provider that belong to no cell.
     EndStrays(ProviderKey, Vec<InstanceId>),
-    /// Lets go of a provider that was removed: it has no cell and no stray any more.
+    /// Releases a removed provider that has neither cells nor strays left.
     ReleaseProvider(ProviderKey),
     /// Answers a claim.
     AnswerClaim(ClaimNumber, Result<(), ClaimRefusal>),
@@ -196,7 +196,7 @@ pub enum Effect {
     PublishConnected,
     /// Publishes that the cell waits for a pod in its warm pool.
     PublishWarm,
-    /// Publishes the end of the cell, which the engine does not know any more.
+    /// Publishes the end of the cell, which the engine has removed.
     PublishEnded(Arc<str>),
     /// Logs a notice.
     Log(Notice),
@@ -205,10 +205,9 @@ pub enum Effect {
 /// A notice for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// The instance of a cell has ended by itself, with the provider's reason; empty if none is
-    /// known.
+    /// The instance of a cell has ended by itself. Has the provider's reason; empty if unknown.
     InstanceEnded(String),
-    /// A launch is joined by another call of its pod.
+    /// Another call of the pod has joined its launch.
     Joined(SandboxId),
     /// An order waits for the end of another cell of its pod.
     Waits(SandboxId),
@@ -230,7 +229,7 @@ pub enum Notice {
         /// The pool.
         pool: Arc<str>,
     },
-    /// A cell that no pod claims joins a warm pool.
+    /// A cell that no call waits for joins a warm pool.
     JoinedPool(Arc<str>),
     /// A cell of a warm pool was not launched, or has ended.
     PoolFailed {
@@ -250,11 +249,11 @@ pub enum Notice {
     },
     /// The provider launched an offering that was not requested, at this price.
     NotRequested(Candidate),
-    /// A launch goes on that was begun by a previous daemon.
+    /// A launch that a previous daemon began goes on.
     Resumed,
     /// The first container of a cell runs: the milliseconds of each step since the cell's creation.
     Started(Vec<(&'static str, i64)>),
-    /// Many instances are not found at once, which is taken for an outage of the provider.
+    /// Many instances are not found at once: the provider is taken to have an outage.
     Outage {
         /// The instances that were not found.
         absent: usize,
@@ -270,22 +269,22 @@ pub enum Notice {
         /// The silence, in seconds.
         seconds: u64,
     },
-    /// Many cells are silent at once, which is taken for a node that is cut off: no cell is lost.
+    /// Many cells are silent at once: the node may be cut off, and no cell is lost.
     CutOff {
         /// The bound and warm cells that are silent.
         silent: usize,
         /// All bound and warm cells.
         all: usize,
     },
-    /// No longer are many cells silent at once.
+    /// Mass silence is over.
     CutOffOver,
-    /// Labels of a pod are no tags of its instance.
+    /// Labels of a pod can't become tags of its instance.
     LabelsLeftOut {
         /// The namespace and the name of the pod.
         pod: String,
         /// The labels, with the reasons.
         left_out: LeftOut,
     },
-    /// An instance of the same owner was launched by a daemon with another certificate authority.
+    /// A daemon with another certificate authority launched an instance of the same owner.
     Foreign(InstanceId),
 }

@@ -23,7 +23,8 @@ impl Engine {
             end.console = Some(console);
         }
         self.count_failed_boot(id, now);
-        // The instance of a provider of the node is not one of another place, which it can't see.
+        // A provider of the node can't see the instance of another place: its success proves
+        // nothing.
         let callee = self.cells.get(id).and_then(|cell| self.providers.callee(cell));
         let is_known =
             callee.is_some_and(|it| it.capabilities.not_found_believed_after > Duration::ZERO);
@@ -65,7 +66,7 @@ impl Engine {
 
     /// Ends a cell once its agent has ended the pod.
     pub(super) fn stop(&mut self, id: &CellId, reason: Arc<str>, now: Now) {
-        // Where the instance can't be ended, its agent ends the pod.
+        // If the pod's end does not await the end of the instance, the agent ends the pod first.
         let event = if self.cells.get(id).is_some_and(|cell| self.awaits_end_of(cell)) {
             CellEvent::End(reason)
         } else {
@@ -84,7 +85,7 @@ impl Engine {
         }
     }
 
-    /// Removes an ended cell, and answers everyone who waits for its end.
+    /// Removes an ended cell, and answers the callers that wait for its end.
     pub(super) fn on_ended(&mut self, id: &CellId, now: Now) {
         self.count_failed_boot(id, now);
         let Some(mut cell) = self.cells.remove(id) else { return };

@@ -32,8 +32,8 @@ pub enum CellError {
         /// The last cause.
         last: Box<CellError>,
     },
-    /// The provider does not permit launches, or those with the pod's parameters, or a quota of the
-    /// account permits none.
+    /// The provider permits no launches, or no launches with the pod's parameters, or a quota of
+    /// the account is full.
     #[error(
         "no cell is launched for {seconds} s{}, because the last launch was {}",
         if source.is_of_request { " with this instance type and these annotations" } else { "" },
@@ -42,10 +42,10 @@ pub enum CellError {
     Denied {
         /// The time after which a launch is tried again, in seconds.
         seconds: u64,
-        /// The error of that launch.
+        /// The error of the last launch.
         source: ProviderError,
     },
-    /// The launch was repeated until the time for it was over.
+    /// The launch was repeated until its time limit passed.
     #[error("cell {cell} was not launched within {seconds} s")]
     NotLaunched {
         /// The cell.
@@ -87,7 +87,7 @@ pub enum CellError {
     NoProvider {
         /// The cause of each provider.
         causes: Vec<(ProviderKey, String)>,
-        /// The cause that may be over first.
+        /// The cause that may end first.
         last: Box<CellError>,
     },
     /// The pod can't run in the cells of a provider.
@@ -105,7 +105,7 @@ pub enum CellError {
     /// A CellBudget of the namespace has no share for the launch.
     #[error(transparent)]
     NoShare(#[from] Box<BudgetRefusal>),
-    /// The limit of boots was reached all the time.
+    /// The limit of boots was reached until the deadline.
     #[error(
         "no cell was launched for {seconds} s, because {} ({}) and limits.boots allows no more; \
          {} in turn", counted(*.boots, "cell boots", "cells boot"), listed(.holders),
@@ -121,7 +121,7 @@ pub enum CellError {
         /// Some of the cells that boot.
         holders: Vec<CellId>,
     },
-    /// A host port or a network of the pod is that of another pod.
+    /// Another pod has a host port or a network of the pod.
     #[error(transparent)]
     PortTaken(#[from] PortTaken),
     /// The limit `max_cells` is reached.
@@ -134,7 +134,7 @@ pub enum CellError {
         limit: usize,
         /// The number of cells.
         cells: usize,
-        /// The namespaces with most of them, and their numbers; "" for the warm pools.
+        /// The namespaces with the most cells, and their numbers of cells; "" for the warm pools.
         holders: Vec<(String, usize)>,
     },
     /// The node has no room for the pod's cell.
@@ -143,20 +143,20 @@ pub enum CellError {
          cell needs {needed}", of_pods(.pods)
     )]
     NodeFull {
-        /// The need.
+        /// The need of the pod's cell.
         needed: NodeShare,
         /// The part of the node that is left for cells.
         free: NodeShare,
         /// The requests of the pods on the node.
         pods: NodeShare,
     },
-    /// An instance of this owner was launched by another daemon.
+    /// Another daemon launched an instance of this owner.
     #[error(
         "instance {0} of this owner was launched by a daemon with another certificate authority; \
          no cell is launched until it has ended, or the daemon is started with --take-over"
     )]
     Foreign(InstanceId),
-    /// An operator wants that no cell is launched.
+    /// An operator has stopped launches.
     #[error("no cell is launched until the node's cells are uncordoned (milpactl uncordon)")]
     Cordoned,
     /// A reload has removed the provider.
@@ -180,12 +180,12 @@ pub enum CellError {
 }
 
 impl CellError {
-    /// Returns the error of a pod for which providers have no cells; `None` without a cause. That
-    /// of a single provider stays as it is.
+    /// Returns the error of a pod that no provider has a cell for; `None` without causes. The cause
+    /// of a single provider is returned unchanged.
     pub fn of_providers(causes: Vec<(ProviderKey, Self)>) -> Option<Self> {
         let texts = causes.iter().map(|(key, cause)| (*key, error_chain(cause))).collect();
         let is_alone = causes.len() == 1;
-        // Whatever fits no instance type of one provider may have one of another later.
+        // A pod that fits no instance type of a provider may fit a type of another provider later.
         let last = causes
             .iter()
             .position(|(_, cause)| !matches!(cause, Self::NoFit(_) | Self::Refused(_)));

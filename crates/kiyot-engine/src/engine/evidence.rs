@@ -1,9 +1,9 @@
-//! Evidence of listings and descriptions.
+//! Evidence from listings and descriptions.
 //!
-//! A terminal state ends a cell. Absence from a list is only a question, which a description by id
-//! answers; "not found" counts from the declared age on, not for many instances at once, which is
-//! an outage, and not for a cell of another place (`place`). An instance that belongs to no cell is
-//! ended after two sightings apart.
+//! A terminal state ends a cell. An instance that is absent from a list is described by its id.
+//! "Not found" counts only from the declared age on. It does not count for many instances at once,
+//! which is an outage, or for a cell of another place (`place`). A stray is ended after two
+//! sightings, half a listing period apart.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,34 +19,34 @@ use crate::{
     provider::{Capabilities, ErrorClass, Instance, InstanceId, InstanceState, ProviderError},
 };
 
-/// The instances from which on a common absence may be an outage.
+/// The least number of absent instances that may be an outage.
 const MIN_OUTAGE: usize = 3;
 
-/// The listings past the declared age that must not show an instance, before a launch without an
-/// answer is taken for one that made none.
+/// A launch without an answer made no instance if this many listings past the declared age lack it.
 const MIN_ABSENT_LISTINGS: u32 = 3;
 
-/// The listing periods after which the accepted termination of a stray is repeated, if it is still
-/// listed.
+/// The number of listing periods after which the accepted termination of a stray is repeated, if
+/// the stray is still listed.
 pub(super) const STRAY_PERIODS: u32 = 10;
 
 /// Results of listings and descriptions.
 #[derive(Debug, Default)]
 pub(super) struct Evidence {
-    /// Instances of no cell, with the time of the first sighting.
+    /// The strays, with the times of their first sightings.
     sightings: BTreeMap<InstanceId, Duration>,
     /// True after the first listing.
     has_listed: bool,
     /// The pods that the last listing showed attached to strays.
     pods_of_strays: BTreeSet<String>,
-    /// Strays whose termination is pending, or was accepted, with the time of the next.
+    /// The strays whose termination is pending or was accepted. An accepted termination has the
+    /// time of the next attempt.
     ending: BTreeMap<InstanceId, Option<Duration>>,
     /// An instance of the same owner with another fingerprint.
     foreign: Option<InstanceId>,
-    /// Cells whose instance was not found, with the time.
+    /// The cells whose instances were not found, with the times.
     not_found: BTreeMap<CellId, Duration>,
-    /// Launches without an answer that a listing did not show, with the time of the first, and the
-    /// number of those that began past the declared age.
+    /// The launches without an answer that listings did not show: the time of the first listing,
+    /// and the number of listings past the declared age.
     not_listed: BTreeMap<CellId, (Duration, u32)>,
 }
 
@@ -56,24 +56,23 @@ impl Evidence {
         self.foreign.as_ref()
     }
 
-    /// Returns whether instances were listed.
     pub(super) fn has_listed(&self) -> bool {
         self.has_listed
     }
 
-    /// Returns whether the last listing showed instances of no cell.
+    /// Returns whether the last listing showed strays.
     pub(super) fn has_strays(&self) -> bool {
         !self.sightings.is_empty()
     }
 
-    /// Returns true if containers of a pod may run in an instance of no cell, as after the loss of
-    /// the journal: before the first listing, and while a stray is attached to the pod.
+    /// Returns whether containers of a pod may run in a stray, as after the loss of the journal:
+    /// before the first listing, or while a stray is attached to the pod.
     pub(super) fn may_run_in_stray(&self, pod_uid: &str) -> bool {
         !self.has_listed || self.pods_of_strays.contains(pod_uid)
     }
 
-    /// Returns true if instances of no cell may run: before the first listing, and while one shows
-    /// any.
+    /// Returns whether strays may run: before the first listing, or while a listing shows strays or
+    /// instances of another daemon.
     pub(super) fn may_have_strays(&self) -> bool {
         !self.has_listed || self.foreign.is_some() || !self.sightings.is_empty()
     }
@@ -85,8 +84,8 @@ impl Evidence {
         }
     }
 
-    /// Returns true if the termination of a stray is neither pending nor accepted, and marks it as
-    /// pending.
+    /// Returns whether the termination of a stray is due: neither pending nor accepted lately.
+    /// Marks a due termination as pending.
     fn begin_end(&mut self, stray: &InstanceId, now: Duration) -> bool {
         match self.ending.get(stray) {
             Some(None) => false,
@@ -100,7 +99,8 @@ impl Evidence {
 }
 
 impl Engine {
-    /// Returns an instance of another daemon, if each provider shows one of the same owner.
+    /// Returns an instance of another daemon of this owner, if each provider shows an instance of
+    /// another daemon.
     pub(super) fn all_foreign(&self) -> Option<&InstanceId> {
         let mut foreign = self.providers.configured().map(|provider| provider.evidence.foreign());
         let first = foreign.next()??;
@@ -139,7 +139,7 @@ impl Engine {
         provider.evidence.strays_ended(accepted, failed, again);
     }
 
-    /// Returns whether a provider is the one that finds the instance of a cell.
+    /// Returns whether a provider finds the instance of a cell.
     fn is_of(&self, key: ProviderKey, cell: &Cell) -> bool {
         self.providers.of(cell).is_some_and(|provider| provider.key() == key)
     }
@@ -193,7 +193,7 @@ impl Engine {
         }
     }
 
-    /// Ends cells whose instance has ended, and asks for those that are not listed.
+    /// Ends cells whose instances have ended, and describes instances that are not listed.
     fn compare_cells(
         &mut self,
         key: ProviderKey,
@@ -269,7 +269,7 @@ impl Engine {
             Ok(instance) if instance.state == InstanceState::Terminated && is_confirming => {
                 self.apply(id, CellEvent::Terminated, now);
             }
-            // It was accepted and is not done: the call is repeated.
+            // The termination was accepted and is not done: the call is repeated.
             Ok(_) if is_confirming => self.apply(id, CellEvent::RetryDue, now),
             Ok(instance) if !instance.state.is_alive() && is_expected => {
                 self.instance_ended(id, Some(&instance), now);
@@ -295,7 +295,7 @@ impl Engine {
         }
     }
 
-    /// Returns true if "not found" proves that the instance of a cell has ended.
+    /// Returns whether "not found" proves that the instance of a cell has ended.
     pub(super) fn believes_not_found(&mut self, id: &CellId, now: Now) -> bool {
         let Some(cell) = self.cells.get(id) else { return false };
         let Some(provider) = self.providers.of(cell) else { return false };
@@ -314,9 +314,9 @@ impl Engine {
             && !is_outage(&capabilities, not_found.len(), expected)
     }
 
-    /// Returns true while the agent of a cell is connected whose instance was not found: the
-    /// instance is there, and the provider was asked at another place. A provider whose word counts
-    /// at once is on the node.
+    /// Returns whether the agent of a cell is connected although its instance was not found. Then
+    /// the instance exists, and the provider looked in another place. A provider of the node, whose
+    /// "not found" counts at once, is never contradicted.
     fn contradicts(&self, id: &CellId) -> bool {
         let provider = self.cells.get(id).and_then(|cell| self.providers.of(cell));
         let capabilities = provider.map(|provider| provider.capabilities);
@@ -324,8 +324,8 @@ impl Engine {
             && self.health.is_connected(id)
     }
 
-    /// Ends a cell whose instance has ended. `instance` is what the provider says of it, if the
-    /// provider still knows it.
+    /// Ends a cell whose instance has ended. `instance` is the provider's description, if the
+    /// provider still knows the instance.
     fn instance_ended(&mut self, id: &CellId, instance: Option<&Instance>, now: Now) {
         let Some(cell) = self.cells.get(id) else { return };
         let reason = instance.map(|instance| instance.end_reason.as_str()).unwrap_or_default();
@@ -336,7 +336,7 @@ impl Engine {
         let was_taken_back = instance.is_some_and(|instance| instance.lacks_capacity)
             && matches!(cell.state, State::Booting { .. } | State::Idle { .. });
         let failure = match instance {
-            // The launch was refused after its answer, or its spot instance was taken back.
+            // The launch was refused after its answer, or the spot instance was interrupted.
             Some(instance) if instance.lacks_capacity => {
                 let launched = cell.offering().map(|candidate| &candidate.offering);
                 let offering = launched.unwrap_or(&instance.offering).clone();
@@ -355,7 +355,7 @@ impl Engine {
         }
     }
 
-    /// Ends instances that belong to no cell.
+    /// Ends strays, from their second sighting on.
     fn find_strays(&mut self, key: ProviderKey, began: Duration, instances: &[Instance]) {
         let Some(provider) = self.providers.get(key) else { return };
         let apart = provider.capabilities.listing_period / 2;
@@ -403,8 +403,8 @@ impl Engine {
         }
     }
 
-    /// Returns true if an instance is that of a cell, or may be: by its id, or of a launch whose
-    /// instance is not known yet.
+    /// Returns whether an instance belongs to a cell, or may belong to a launch whose instance is
+    /// not known yet.
     fn is_of_a_cell(&self, instance: &Instance) -> bool {
         let by_tag = self.cells.get(&instance.cell);
         let is_unresolved = by_tag
@@ -415,8 +415,8 @@ impl Engine {
     }
 }
 
-/// Returns true if an instance was made by the launch of a cell: with its token where instances
-/// have one.
+/// Returns whether the launch of a cell made an instance, by the launch token if the instance has
+/// it.
 fn is_of_launch(instance: &Instance, cell: &Cell) -> bool {
     let token = cell.launch.request.as_ref().map(|request| request.token.as_str());
     instance.cell == cell.id
@@ -424,8 +424,8 @@ fn is_of_launch(instance: &Instance, cell: &Cell) -> bool {
         && (instance.token.is_empty() || token.is_none_or(|token| token == instance.token))
 }
 
-/// Returns whether instances are absent for an outage of the provider. A provider whose word counts
-/// at once has no outages of this kind.
+/// Returns whether instances are absent because of an outage of the provider. A provider whose "not
+/// found" counts at once has no outages of this kind.
 fn is_outage(capabilities: &Capabilities, absent: usize, expected: usize) -> bool {
     !capabilities.not_found_believed_after.is_zero()
         && absent >= MIN_OUTAGE

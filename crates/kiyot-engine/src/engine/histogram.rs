@@ -3,20 +3,18 @@
 /// A histogram with fixed buckets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Histogram {
-    /// The upper bounds of the buckets, inclusive and ascending; the last bucket has none.
+    /// The upper bounds of the buckets, inclusive and ascending; the last bucket has no bound.
     bounds: &'static [u64],
-    /// The values in each bucket alone: one more than the bounds.
+    /// The number of values in each bucket: one bucket more than bounds.
     counts: Vec<u64>,
     sum: u64,
 }
 
 impl Histogram {
-    /// Returns a histogram without values.
     pub(super) fn new(bounds: &'static [u64]) -> Self {
         Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0 }
     }
 
-    /// Adds a value.
     pub(super) fn observe(&mut self, value: u64) {
         let bucket = self.bounds.partition_point(|bound| *bound < value);
         if let Some(count) = self.counts.get_mut(bucket) {
@@ -35,8 +33,8 @@ impl Histogram {
         self.sum
     }
 
-    /// Returns each upper bound with the number of values between it and the bound before; `None`
-    /// is no bound.
+    /// Returns each upper bound with the number of values above the previous bound; `None` is no
+    /// bound.
     pub fn counts(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
         let bounds = self.bounds.iter().copied().map(Some).chain([None]);
         bounds.zip(self.counts.iter().copied())

@@ -13,7 +13,7 @@ use crate::{
     provider::LaunchSpec,
 };
 
-/// A launch: every parameter of the call, so that a replay has the same. Holds secrets.
+/// A launch: all parameters of the call, so that a replay repeats them. Holds secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launch {
     /// The token by which the provider recognises a replay.
@@ -23,7 +23,6 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Returns the form of the journal.
     pub(super) fn stored(&self) -> store::Launch {
         store::Launch {
             token: self.token.clone(),
@@ -35,7 +34,7 @@ impl Launch {
         }
     }
 
-    /// Returns the launch of a record; `None` if it can't be replayed.
+    /// Returns the launch of a record; `None` if the launch can't be replayed.
     pub(super) fn from_stored(cell: &CellId, stored: &store::Launch) -> Option<Self> {
         let bootstrap: Bootstrap = serde_json::from_slice(&stored.bootstrap_json).ok()?;
         let candidates: Vec<Candidate> = stored.candidates.iter().map(candidate).collect();
@@ -53,14 +52,13 @@ impl Launch {
     }
 }
 
-/// Returns the digest of the provider's own parameters of a launch; `None` without any.
+/// Returns the digest of the provider's own parameters of a launch; `None` without parameters.
 pub(super) fn parameters_digest(parameters: &BTreeMap<String, String>) -> Option<String> {
     // A map of texts has no part whose encoding can fail.
     let encoded = || serde_json::to_vec(parameters).unwrap_or_default();
     (!parameters.is_empty()).then(|| sha256(&encoded()))
 }
 
-/// Returns the record of a priced offering.
 pub(super) fn stored_candidate(candidate: &Candidate) -> store::Offering {
     let Candidate { offering, price, accuracy } = candidate;
     store::Offering {

@@ -1,8 +1,8 @@
 //! Limits of a node's cells, and the queue of the orders that wait for a boot.
 //!
 //! An order over a limit of cells or money is refused, and the kubelet tries again. An order over
-//! the limit of boots waits: the namespace with the fewest boots is next, and in it the order that
-//! has waited longest.
+//! the limit of boots waits: the namespace with the fewest boots is next, and its order that has
+//! waited longest.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -24,7 +24,7 @@ pub(super) mod budgets;
 /// Bounds the cells that the error of a reached limit names.
 const MAX_NAMED_HOLDERS: usize = 3;
 /// The time for which a pod keeps its place in the queue after its order has timed out: the kubelet
-/// tries again within it, also after the longest backoff.
+/// tries again within this time, even after the longest backoff.
 const KEEPS_PLACE: Duration = Duration::from_secs(600);
 /// Bounds the pods without an order that keep their place.
 const MAX_PLACES: usize = 1000;
@@ -74,9 +74,9 @@ pub struct OverBudget {
     pub limit: Price,
     /// The price of the cells.
     pub held: Price,
-    /// Their number.
+    /// The number of cells.
     pub cells: usize,
-    /// The most expensive of them.
+    /// The most expensive cells.
     pub holders: Vec<(CellId, Price)>,
     /// The price of the cheapest offering for the pod.
     pub cheapest: Price,
@@ -106,11 +106,10 @@ fn named(holders: &[(CellId, Price)]) -> String {
     if shown.is_empty() { shown } else { format!(" (the most expensive: {shown})") }
 }
 
-/// The times since which pods wait whose orders have ended without a cell: their places in the
-/// queue.
+/// Queue places of pods whose orders ended without a cell.
 #[derive(Debug, Default)]
 pub(super) struct Places {
-    /// By the pod's uid: the time since which it waits, and the end of its place.
+    /// By the pod's uid: the start of its wait, and the end of its place.
     by_pod: BTreeMap<String, (Duration, Duration)>,
 }
 
@@ -123,7 +122,7 @@ impl Places {
         }
     }
 
-    /// Returns the time since which a pod waits that has an order now.
+    /// Returns the time since which a pod waits, and removes its place: the pod has an order now.
     pub(super) fn take(&mut self, pod_uid: &str, now: Duration) -> Duration {
         let place = self.by_pod.remove(pod_uid).filter(|(_, until)| now < *until);
         place.map_or(now, |(since, _)| since)
@@ -131,14 +130,15 @@ impl Places {
 }
 
 impl Cell {
-    /// Returns true from the order until the cell is bound, or idle in a warm pool, or must end.
+    /// Returns whether the cell boots: from its order until it is bound, is idle in a warm pool, or
+    /// must end.
     pub(super) fn boots(&self) -> bool {
         let waits = self.is_warm() && matches!(self.state, State::Idle { .. });
         self.state.is_unbound() && !waits
     }
 
-    /// Returns the price that counts for limits: before the launch is answered, that of the most
-    /// expensive candidate.
+    /// Returns the price that counts for limits: before the launch is answered, the price of the
+    /// most expensive candidate.
     pub(super) fn limited_price(&self) -> Price {
         if self.state.is_ended() {
             return Price::FREE;
@@ -164,8 +164,8 @@ impl Limits {
         self.affordable_among(cells.values(), namespace, candidates)
     }
 
-    /// Returns true if the limits allow a pod of a namespace, or of any, to have a candidate once
-    /// no cell is of a pool.
+    /// Returns whether the limits would allow a pod a candidate if the pools had no cells. Without
+    /// a namespace, only the node's limit counts.
     pub(super) fn affords_without_pools(
         &self,
         cells: &Cells,
@@ -212,8 +212,8 @@ impl Limits {
         Ok(affordable)
     }
 
-    /// Returns true if the limits allow a pod of a namespace to take a warm cell at this price,
-    /// which is more than the cell's own if the pod uses its processors all the time.
+    /// Returns whether the limits allow a pod of a namespace to take a warm cell at this price. The
+    /// price is higher than the cell's own if the pod uses its processors all the time.
     pub(super) fn affords_warm(
         &self,
         cells: &Cells,
@@ -251,7 +251,8 @@ impl Engine {
         self.handle(super::Event::Tick, now)
     }
 
-    /// Returns the error of an order that waits for a boot, and keeps the place of its pod.
+    /// Returns the error of an order that has waited for a boot until its deadline, and keeps the
+    /// place of its pod.
     pub(super) fn queue_timeout(&mut self, sandbox: &SandboxId, now: Now) -> Option<CellError> {
         let order = self.orders.get(sandbox)?;
         let ranked = self.launchable(&order.offers, now).ok()?;
@@ -271,7 +272,7 @@ impl Engine {
         Some(CellError::Queued { boots, seconds, orders, holders })
     }
 
-    /// Returns the bound of a provider's cells that boot at the same time.
+    /// Returns the bound on a provider's cells that boot at the same time.
     pub(super) fn most_boots(&self, key: ProviderKey) -> Option<usize> {
         self.config.limits.boots.or(self.providers.get(key)?.boots)
     }

@@ -1,4 +1,4 @@
-//! The part of the node that the cells on it may have.
+//! The part of the node that its cells may use.
 
 use crate::{
     engine::{CellError, Effects, Engine, Event, Now, Offers, cell::Cell, providers::Provider},
@@ -12,8 +12,8 @@ impl Engine {
         self.handle(Event::Tick, now)
     }
 
-    /// Returns the part of the node that cells may still have, and what the pods on it request;
-    /// `None` without a bound.
+    /// Returns the part of the node that is free for cells, and the requests of the pods on the
+    /// node; `None` without a bound.
     pub fn free_on_node(&self) -> Option<(NodeShare, NodeShare)> {
         let mut configured = self.providers.configured();
         let free = configured.find_map(|provider| self.free_beside(provider, None))?;
@@ -35,8 +35,8 @@ impl Engine {
         }
     }
 
-    /// Returns the part of the node that a provider's cells may still have, without a cell; `None`
-    /// without a bound.
+    /// Returns the part of the node that is free for a provider's cells, beside all cells except
+    /// `but`; `None` without a bound.
     pub(super) fn free_beside(&self, provider: &Provider, but: Option<&Cell>) -> Option<NodeShare> {
         let machine = provider.machine?;
         let is_on_it = |cell: &&Cell| {

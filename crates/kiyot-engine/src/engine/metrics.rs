@@ -23,15 +23,15 @@ pub struct Metrics {
     pub boots: usize,
     /// The orders that wait for a launch.
     pub orders_waiting: usize,
-    /// True while no cell is launched.
+    /// True while an operator has stopped launches.
     pub is_cordoned: bool,
-    /// The pauses of launches whose boots did not enrol.
+    /// The number of pauses of launches after boots that did not enrol.
     pub launch_pauses: u64,
     /// The warm pools.
     pub pools: PoolMetrics,
     /// The shares of budgets; `None` if namespaces have no budgets.
     pub budgets: Option<BudgetMetrics>,
-    /// The accounts of the namespaces, by name; the empty name is of cells that no pod has.
+    /// The accounts of the namespaces, by name; the empty name has the cells without a pod.
     pub namespaces: BTreeMap<String, NamespaceAccount>,
     /// The time to each step, in milliseconds, of cold and warm starts.
     pub starts: Vec<(&'static str, &'static str, Histogram)>,
@@ -48,22 +48,22 @@ pub struct PoolMetrics {
     pub wanted: usize,
     /// The orders that got a cell of a pool.
     pub hits: u64,
-    /// The orders that suit a pool, and that got a cell of their own for want of an idle cell.
+    /// The orders that suit a pool, but got a new cell because no idle cell suited.
     pub misses: u64,
 }
 
 /// Numbers of CellBudgets.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct BudgetMetrics {
-    /// The shares of this node in sum.
+    /// The sum of this node's shares.
     pub shares: Price,
     /// The namespaces with orders that wait for a larger share.
     pub waiting: usize,
-    /// The orders that were refused, by the limit.
+    /// The number of refused orders, by limit.
     pub refusals: BTreeMap<&'static str, u64>,
 }
 
-/// The states, each with its name.
+/// Returns the name of a state.
 const fn state_name(state: &State) -> &'static str {
     match state {
         State::Requested => "requested",
@@ -77,17 +77,17 @@ const fn state_name(state: &State) -> &'static str {
     }
 }
 
-/// The names of all states, which are shown without cells too.
+/// The names of all states. A state without cells is shown, too.
 const STATES: [&str; 8] =
     ["requested", "launching", "booting", "idle", "binding", "bound", "stopping", "terminating"];
 
 impl Engine {
-    /// Returns the least bound of boots of all providers.
+    /// Returns the lowest bound on boots of all providers.
     fn least_boots(&self) -> Option<usize> {
         self.providers.configured().filter_map(|provider| self.most_boots(provider.key())).min()
     }
 
-    /// Returns the numbers of all cells and orders, by one walk over the cells.
+    /// Returns the numbers of all cells and orders, in one pass over the cells.
     pub fn metrics(&self, now: Now) -> Metrics {
         let mut cells: BTreeMap<_, _> = STATES.into_iter().map(|state| (state, 0)).collect();
         let mut pools = PoolMetrics {

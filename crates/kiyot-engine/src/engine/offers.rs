@@ -13,26 +13,27 @@ use crate::{
 pub struct Offers {
     /// The provider.
     pub provider: ProviderKey,
-    /// The offerings that suit the pod, the preferred first, or why there are none.
+    /// The offerings that suit the pod, the preferred first, or the reason why the provider has no
+    /// offering.
     pub candidates: Result<Vec<Candidate>, CellError>,
     /// The provider's own parameters of a launch.
     pub parameters: BTreeMap<String, String>,
-    /// The choice among the instances that run already; `None` for none of them.
+    /// The choice among running instances; `None` if the pod takes no running instance.
     pub choice: Option<Choice>,
 }
 
 impl Offers {
-    /// Returns the offers of a provider that has none for a reason.
+    /// Returns the offers of a provider that has no offering, with the reason.
     pub fn none(provider: ProviderKey, reason: CellError) -> Self {
         Self { provider, candidates: Err(reason), parameters: BTreeMap::new(), choice: None }
     }
 
-    /// Returns whether it has an offering.
+    /// Returns whether there is an offering.
     pub(super) fn has_candidates(&self) -> bool {
         self.candidates.as_ref().is_ok_and(|candidates| !candidates.is_empty())
     }
 
-    /// Takes the offers of a later call. What that call could not learn stays.
+    /// Takes the offers of a later call, and keeps the parts that the later call could not read.
     fn renew(&mut self, later: Self) {
         if later.choice.is_some() {
             (self.parameters, self.choice) = (later.parameters, later.choice);
@@ -44,7 +45,7 @@ impl Offers {
 }
 
 impl OrderSpec {
-    /// Returns why no provider offers the pod a cell of its own, if none does.
+    /// Returns the reason why no provider offers the pod a new cell; `None` if a provider does.
     pub fn refusal(&self) -> Option<CellError> {
         if self.offers.iter().any(|offers| offers.candidates.is_ok()) {
             return None;
@@ -67,7 +68,6 @@ impl Order {
         }
     }
 
-    /// Returns the offers of a provider.
     pub(super) fn offers_of(&self, provider: &str) -> Option<&Offers> {
         self.offers.iter().find(|offers| offers.provider == provider)
     }
@@ -78,15 +78,14 @@ impl Order {
         choice.needs.instance_type.as_ref()
     }
 
-    /// Returns all offerings.
     pub(super) fn candidates(&self) -> impl Iterator<Item = &Candidate> {
         self.offers.iter().flat_map(|offers| offers.candidates.iter().flatten())
     }
 }
 
 impl Engine {
-    /// Returns the offerings that may be launched now, ranked together, or why there are none. A
-    /// provider that can launch nothing has none.
+    /// Returns the offerings that may be launched now, of all providers in one ranking, or the
+    /// reasons why no provider can launch.
     pub(super) fn launchable(&self, offers: &[Offers], now: Now) -> Result<Vec<Ranked>, CellError> {
         let (mut lists, mut causes) = (Vec::new(), Vec::new());
         for offers in offers {
@@ -125,8 +124,8 @@ impl Engine {
         self.boot_kind_of(offers.provider, &offers.parameters, &machine.unwrap_or_default())
     }
 
-    /// Returns the kind of boots of a provider with these parameters, for a pod that asks for this
-    /// architecture and these instance types.
+    /// Returns the kind of a provider's boots with these parameters. `machine` has the architecture
+    /// and the instance types that the pod asks for.
     pub(super) fn boot_kind_of(
         &self,
         key: ProviderKey,

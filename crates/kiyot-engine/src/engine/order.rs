@@ -1,9 +1,9 @@
-//! Orders: a pod needs a cell, until one is bound to it.
+//! Orders: a pod needs a cell, until a cell is bound to it.
 //!
-//! An order waits while another cell of its pod may run containers, is then placed on a cell of its
-//! own, and gets another cell if the launch fails for a reason that another launch may avoid. A
-//! call of the kubelet that is repeated joins the order of the first call, even after a restart of
-//! the daemon.
+//! An order waits while another cell of its pod may run containers. Then it is placed on a new or a
+//! warm cell. It gets another cell if the launch fails for a reason that another launch may avoid.
+//! A repeated call of the kubelet joins the order of the first call, even after a restart of the
+//! daemon.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,19 +35,19 @@ pub(super) mod start_times;
 pub(super) mod starts;
 pub(super) mod unclaimed;
 
-/// The reason of a cell whose launch the provider did not carry out.
-const NOT_LAUNCHED: &str = "its launch failed until the time for it was over";
-/// The instance types of an order that are refused with a code before the request counts as wrong.
+/// The end reason of a cell that was not launched in time.
+const NOT_LAUNCHED: &str = "its launch failed until its time limit passed";
+/// The request counts as wrong if this many instance types are refused with the same code.
 const MAX_REFUSED_TYPES: usize = 3;
 /// Bounds the text of a failed launch in the error of its order, in characters.
 const MAX_CAUSE_CHARS: usize = 1000;
 
-/// A call's order of a cell for a pod.
+/// A call's order: a cell for a pod.
 #[derive(Debug, Clone)]
 pub struct OrderSpec {
     /// The wishes of the pod.
     pub wanted: Arc<Wanted>,
-    /// The id of the sandbox, unless the order joins another.
+    /// The id of the sandbox, unless the call joins another order.
     pub sandbox: SandboxId,
     /// The offers of the providers for the pod, in the configured order.
     pub offers: Vec<Offers>,
@@ -57,23 +57,21 @@ pub struct OrderSpec {
     pub is_claimed: bool,
 }
 
-/// The state of an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum OrderState {
-    /// Waiting for the end of other cells of its pod.
+    /// Waiting: for the end of other cells of its pod, for a boot, or for a larger share.
     Waiting,
-    /// A cell was launched for it.
+    /// Placed on a cell, which was launched for it or taken from a warm pool.
     Placed(CellId),
 }
 
-/// An order.
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) wanted: Arc<Wanted>,
-    /// True once a call of this daemon has ordered the cell. Until a call joins an order of a
-    /// previous daemon, it wants no more than what the records have.
+    /// True once a call of this daemon has ordered the cell. Until then, an order of a previous
+    /// daemon only continues its recorded launch.
     pub(super) is_wanted: bool,
-    /// The offers of the providers for its pod, without what they refused.
+    /// The offers of the providers for its pod, without the refused offerings.
     pub(super) offers: Vec<Offers>,
     pub(super) state: OrderState,
     /// The number of cells that were launched for it.
@@ -82,14 +80,15 @@ pub(super) struct Order {
     pub(super) causes: Vec<String>,
     /// The instance types that were refused, by the provider's code.
     pub(super) refused_types: BTreeMap<Arc<str>, BTreeSet<String>>,
-    /// True if a launch failed that could have been on spot.
+    /// True if a launch that could have been on spot failed.
     pub(super) spot_failed: bool,
-    /// The time at which the first call began, and at which the last call gives up.
+    /// The time at which the first call began.
     pub(super) began: Duration,
     /// The time since which its pod waits for a cell.
     pub(super) queued_since: Duration,
-    /// The time since which its pod waits, if it prefers spot.
+    /// The time since which its pod waits for spot, if it prefers spot.
     pub(super) spot_since: Duration,
+    /// The time at which the last call gives up.
     pub(super) deadline: Duration,
     /// True while a call waits for the cell.
     pub(super) is_claimed: bool,
@@ -98,7 +97,7 @@ pub(super) struct Order {
 /// A failed launch of an order.
 struct FailedLaunch {
     cell: CellId,
-    /// The provider, unless it is in another place.
+    /// The provider; `None` if no provider looks in the cell's place.
     provider: Option<ProviderKey>,
     error: CellError,
     was_for_spot: bool,
@@ -127,8 +126,8 @@ impl OrderState {
 }
 
 impl Order {
-    /// Counts the refusal of an instance type. Returns whether another type may be allowed: the
-    /// request is wrong if several types are refused with one code.
+    /// Counts the refusal of an instance type. Returns whether another type may be allowed. If
+    /// several types are refused with the same code, the request is wrong.
     fn takes_another_type(&mut self, error: &ProviderError) -> bool {
         let Some(LaunchRefusal::Type { code, offerings }) = &error.refusal else { return false };
         let types = self.refused_types.entry(Arc::clone(code)).or_default();
@@ -136,7 +135,6 @@ impl Order {
         types.len() < MAX_REFUSED_TYPES
     }
 
-    /// Returns the record.
     pub(super) fn stored(&self, sandbox: &SandboxId) -> store::Order {
         let Wanted { key, identity, .. } = &*self.wanted;
         store::Order {
@@ -153,8 +151,8 @@ impl Order {
 }
 
 impl Engine {
-    /// Adds an order, or joins the order of an earlier call for the same sandbox. Returns the id of
-    /// the sandbox, under which the order is answered.
+    /// Adds an order, or joins the order of an earlier call for the same sandbox. The order is
+    /// answered under the returned id of the sandbox.
     pub fn order(&mut self, spec: OrderSpec, now: Now) -> (SandboxId, super::Effects) {
         let timeout = self.config.launch_timeout;
         let timeout = spec.timeout.map_or(timeout, |wanted| wanted.min(timeout));
@@ -205,7 +203,7 @@ impl Engine {
         (sandbox, effects)
     }
 
-    /// Ends the order of a sandbox if its identity has changed and its cell is not attached yet.
+    /// Ends the order of a sandbox if its identity has changed and its cell is not being attached.
     pub fn end_changed_order(
         &mut self,
         key: &OrderKey,
@@ -224,7 +222,7 @@ impl Engine {
         self.handle(super::Event::Tick, now)
     }
 
-    /// Returns true if a sandbox has an order that a call joins.
+    /// Returns whether a call for this sandbox would join an order.
     pub fn has_order(&self, Wanted { key, identity, .. }: &Wanted) -> bool {
         let mut ordered = self.orders.values().map(|order| &order.wanted);
         ordered.any(|ordered| ordered.key == *key && ordered.identity == *identity)
@@ -235,7 +233,7 @@ impl Engine {
         self.orders.get(sandbox)?.state.cell()
     }
 
-    /// Returns the cell that a waiting order waits for.
+    /// Returns the cell whose end a waiting order waits for.
     fn waited_for(&self, sandbox: &SandboxId) -> Option<CellId> {
         let order = self.orders.get(sandbox)?;
         let waits = order.state == OrderState::Waiting;
@@ -266,8 +264,8 @@ impl Engine {
         self.release(&cell, REASON, now);
     }
 
-    /// Releases cells of the pod that no order wants and that are not bound, and retries the
-    /// termination of others.
+    /// Releases or ends the pod's unbound cells of earlier orders, and retries the termination of
+    /// terminating cells.
     fn end_unordered_cells_of(&mut self, sandbox: &SandboxId, now: Now) {
         let Some(order) = self.orders.get(sandbox) else { return };
         let others: Vec<CellId> = self
@@ -289,7 +287,8 @@ impl Engine {
         }
     }
 
-    /// Launches a cell for an order, unless another cell of the pod may run containers.
+    /// Takes a warm cell or launches a cell for an order, unless another cell of the pod may run
+    /// containers or a limit is reached.
     pub(super) fn place(&mut self, sandbox: &SandboxId, now: Now) {
         let Some(order) = self.orders.get(sandbox) else { return };
         if order.state != OrderState::Waiting || !order.is_wanted {
@@ -298,7 +297,8 @@ impl Engine {
         if self.blocking_cell(&order.wanted.key.pod_uid).is_some() {
             return;
         }
-        // The cells of other providers can't run a pod without their records: no agent enrols.
+        // The strays of other providers can't run a pod: without a record of the cell, no agent
+        // enrols.
         let may_run_in_stray = self.providers.iter().any(|provider| {
             provider.capabilities.awaits_ends()
                 && provider.evidence.may_run_in_stray(&order.wanted.key.pod_uid)
@@ -359,8 +359,9 @@ impl Engine {
         cells.find(|cell| is_of_pod(cell, pod_uid) && cell.state.has_open_launch())
     }
 
-    /// Returns the offerings that may be launched for a pod: beside an unresolved launch only those
-    /// of its provider. Another is tried only once the absence of an instance is proven.
+    /// Returns the offerings that may be launched for a pod: beside an unresolved launch, only
+    /// offerings of its provider. Another provider is tried once the absence of an instance is
+    /// proven.
     fn of_resolved(&self, pod_uid: &str, mut ranked: Vec<Ranked>) -> Vec<Ranked> {
         let unresolved = self.unresolved(pod_uid);
         if let Some(provider) = unresolved.and_then(|cell| self.providers.callee(cell)) {
@@ -462,13 +463,14 @@ impl Engine {
         self.apply(&id, CellEvent::Created(request), now);
     }
 
-    /// Returns a cell in which containers of a pod may run, or that holds parts of the node for it.
+    /// Returns a cell in which containers of a pod may run, or that holds parts of the node for the
+    /// pod.
     pub(super) fn blocking_cell(&self, pod_uid: &str) -> Option<&CellId> {
         self.blocking_cells(pod_uid).next()
     }
 
     /// Returns the cells in which containers of a pod may run, or that hold parts of the node for
-    /// it.
+    /// the pod.
     pub fn blocking_cells(&self, pod_uid: &str) -> impl Iterator<Item = &CellId> {
         self.cells
             .values()
@@ -478,8 +480,8 @@ impl Engine {
             .map(|cell| &cell.id)
     }
 
-    /// Binds an idle cell to the pod of its order. If no call waits for it, a warm pool that lacks
-    /// a cell gets it: a later call takes it from there.
+    /// Binds an idle cell to the pod of its order. If no call waits for the cell, it joins a warm
+    /// pool that lacks a cell, and a later call takes it from the pool.
     pub(super) fn on_idle(&mut self, id: &CellId, now: Now) {
         let order = self.cells.get(id).and_then(|cell| cell.order.waiting());
         let order = order.and_then(|order| self.orders.get(order));
@@ -515,15 +517,15 @@ impl Engine {
         self.answer_order(Some(id), &order, Err(error));
     }
 
-    /// Places the order of an ended cell again, or answers it.
+    /// Places the order of an ended cell again, or answers the order.
     pub(super) fn on_cell_of_order_ended(&mut self, sandbox: &SandboxId, mut cell: Cell, now: Now) {
         let provider = self.providers.of(&cell).map(Provider::key);
         let failed = FailedLaunch::of(&mut cell, self.orders.get(sandbox), provider);
         self.on_launch_failed(sandbox, failed, now);
     }
 
-    /// Places the order of a cell again, or answers it, before the end of its instance is proven:
-    /// the provider ends the instance, and nothing of the pod was in it.
+    /// Places the order of a cell again, or answers the order, before the end of the instance is
+    /// proven. The provider ends the instance, and the pod was never in it.
     pub(super) fn part_from_order(&mut self, id: &CellId, now: Now) {
         if self.cells.get(id).is_none_or(|cell| self.awaits_end_of(cell)) {
             return;
@@ -531,7 +533,7 @@ impl Engine {
         let Some(cell) = self.cells.get_mut(id) else { return };
         let Some(sandbox) = cell.order.part() else { return };
         let provider = self.providers.of(cell).map(Provider::key);
-        // The next cell's commits write that record.
+        // The commits of the order's next cell write its record.
         cell.order = CellOrder::None;
         let failed = FailedLaunch::of(cell, self.orders.get(&sandbox), provider);
         self.on_launch_failed(&sandbox, failed, now);
@@ -555,7 +557,7 @@ impl Engine {
         {
             own.retain(|candidate| !refusal.refuses(&candidate.offering));
         }
-        // A refusal leaves fewer offerings to try, which bounds these launches.
+        // Each refusal leaves fewer offerings, which bounds the launches.
         let has_fewer = own.is_some_and(|own| own.len() < before);
         let is_launchers = matches!(
             error,
@@ -578,7 +580,7 @@ impl Engine {
         let is_other = |offers: &Offers| Some(offers.provider) != provider;
         let has_other =
             order.offers.iter().any(|offers| is_other(offers) && offers.has_candidates());
-        // A provider that fails takes its own offerings away, and nothing else.
+        // A provider that fails removes only its own offerings.
         let tries_other = !tries_again && is_launchers && has_other;
         if tries_other {
             order.offers.retain(is_other);
@@ -613,7 +615,7 @@ impl Engine {
                     self.config.limits.full(&self.cells)
                 }
                 blocking => {
-                    // It waits for the end of a warm cell.
+                    // The order waits for the end of a warm cell.
                     let ranked = self.launchable(&order.offers, now).unwrap_or_default();
                     let ranked = self.of_market(&ranked, order.spot_since, now);
                     let namespace = Some(&*order.wanted.key.namespace);
@@ -644,7 +646,7 @@ impl Engine {
                 (CellError::NotLaunched { cell: id.clone(), seconds, source }, NOT_LAUNCHED)
             }
             Some(State::Binding { .. }) => {
-                let reason = "its network was not made in time";
+                let reason = "its network was not attached in time";
                 (CellError::Ended(id.clone(), reason.to_owned()), reason)
             }
             _ => {
@@ -654,7 +656,7 @@ impl Engine {
         };
         self.fail(&id, error);
         self.apply(&id, CellEvent::End(reason.into()), now);
-        // A launch without an answer may have one late, and has no console to quote.
+        // The answer of an open launch may come late, and the launch has no console to quote.
         if self.cells.get(&id).is_some_and(|cell| cell.state.has_open_launch()) {
             self.answer_order_of(&id);
         }
@@ -677,7 +679,7 @@ impl Engine {
             .collect()
     }
 
-    /// Removes an order, of a cell or of none, and answers its callers.
+    /// Removes an order, and answers its callers. `cell` is the cell of the order, if any.
     pub(super) fn answer_order(
         &mut self,
         cell: Option<&CellId>,
@@ -716,7 +718,7 @@ impl Engine {
     }
 }
 
-/// Returns the error of an order, with those of its earlier launches.
+/// Returns the error of an order, with the errors of its earlier launches.
 fn with_causes(mut causes: Vec<String>, last: CellError) -> CellError {
     let cause = cause_of(&last);
     if causes.last() != Some(&cause) {
@@ -728,12 +730,13 @@ fn with_causes(mut causes: Vec<String>, last: CellError) -> CellError {
     CellError::Launches { causes, last: Box::new(last) }
 }
 
-/// Returns the text of an error, shortened: the error of an order has those of several launches.
+/// Returns the text of an error, shortened: the error of an order has the texts of several
+/// launches.
 fn cause_of(error: &CellError) -> String {
     error_chain(error).chars().take(MAX_CAUSE_CHARS).collect()
 }
 
-/// Returns true if a cell was launched for a pod with this uid.
+/// Returns whether the pod of a cell has this uid.
 fn is_of_pod(cell: &Cell, pod_uid: &str) -> bool {
     !pod_uid.is_empty() && cell.pod_uid() == pod_uid
 }

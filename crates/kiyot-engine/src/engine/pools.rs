@@ -1,8 +1,8 @@
-//! Warm pools: cells that are launched before a pod needs them, and wait for their order idle.
+//! Warm pools: cells that are launched before a pod needs them, and wait idle for an order.
 //!
-//! After each event the pools are filled, as far as the limits allow and no pod waits for a cell.
-//! An order takes the cheapest idle cell that suits its pod. A pod that finds a limit reached makes
-//! an idle cell end. A cell that was ever taken does not return to its pool.
+//! After each event the pools are filled within the limits, unless a pod waits for a cell. An order
+//! takes the cheapest idle cell that suits its pod. If an order reaches a limit, a warm cell ends
+//! to make room. A cell that an order has taken does not return to its pool.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -30,24 +30,25 @@ use crate::{
 
 /// The longest pause after failed launches of a pool.
 const MAX_PAUSE: Duration = Duration::from_secs(180);
-/// Bounds the cells of pools that boot at the same time, and while a pod waits for its cell.
+/// Bounds the warm cells that boot at the same time, without and beside a pod that waits for its
+/// cell.
 const MAX_BOOTS: usize = 4;
 const MAX_BOOTS_BESIDE_PODS: usize = 1;
 
-/// The longest time for which pods that have taken cells delay the launches of further cells.
+/// The longest time for which starting pods delay the launches of further warm cells.
 const MAX_REFILL_DELAY: Duration = Duration::from_secs(10);
 
-/// The reason of a cell whose pool is not configured any more, or smaller.
+/// The end reason of a cell whose pool was removed or made smaller.
 const DRAINED: &str = "its warm pool is smaller now";
-/// The reason of a cell that no pod may take, because its provider launches no other.
+/// The end reason of a warm cell whose provider was removed.
 const REMOVED: &str = "its provider was removed from the configuration";
-/// The reason of a cell that no pod may take.
+/// The end reason of a warm cell while launches are stopped.
 const CORDONED: &str = "launches of cells were stopped by an operator";
-/// The reason of a cell that makes room for a pod.
+/// The end reason of a warm cell that makes room for a pod.
 const GAVE_WAY: &str = "a limit was reached, and a pod needed another cell";
-/// The reason of a cell that was launched by an earlier configuration, or of an earlier image.
+/// The end reason of a warm cell that was launched with an earlier configuration or image.
 const OTHER_PARAMETERS: &str = "cells of its warm pool are launched with other parameters now";
-/// The reason of a cell that was idle for too long.
+/// The end reason of a warm cell that was idle for too long.
 const TOO_OLD: &str = "it was in its warm pool for longer than ttl";
 
 /// A warm pool.
@@ -61,29 +62,29 @@ pub struct Pool {
     ///
     /// [`Needs::machine`]: crate::placement::Needs::machine
     pub machine: String,
-    /// The part of the node that each of its cells has; nothing on other machines.
+    /// The part of the node that each of its cells uses; zero on other machines.
     pub share: NodeShare,
-    /// The cells that wait, idle or booting.
+    /// The number of cells that wait, idle or booting.
     pub count: usize,
     /// The age at which an idle cell is replaced.
     pub ttl: Duration,
-    /// The offerings of its cells, the preferred first; `None` for those that it had.
+    /// The offerings of its cells, the preferred first; `None` to keep the previous offerings.
     pub candidates: Option<Vec<Candidate>>,
-    /// The offerings of its cells while all of these are refused, the preferred first.
+    /// The offerings of its cells while all `candidates` are refused, the preferred first.
     pub further: Vec<Candidate>,
 }
 
-/// The warm pools.
 #[derive(Debug, Default)]
 pub(super) struct Pools {
     pub(super) by_name: BTreeMap<Arc<str>, Filling>,
-    /// The providers' own parameters of their launches, those of a pod without annotations.
+    /// The providers' own parameters for launches of warm cells: the parameters of a pod without
+    /// annotations.
     parameters: BTreeMap<ProviderKey, BTreeMap<String, String>>,
     /// The orders that got a cell of a pool.
     pub(super) hits: u64,
-    /// The orders that suit a pool, and that got a cell of their own for want of an idle cell.
+    /// The orders that suit a pool, but got a new cell because no idle cell suited.
     pub(super) misses: u64,
-    /// The time from which pods that start in their cells delay no launch.
+    /// The time from which starting pods no longer delay launches.
     refill_by: Duration,
 }
 
@@ -103,18 +104,18 @@ pub(super) struct Filling {
     not_before: Duration,
     /// The time since which its launches fail.
     failing_since: Option<Duration>,
-    /// The orders that got a cell of it.
+    /// The orders that got a cell of the pool.
     pub(super) hits: u64,
-    /// The orders that it suits, and that got a cell of their own.
+    /// The orders that the pool suits, but that got a new cell.
     pub(super) misses: u64,
 }
 
-/// The reason for which a pool gets no cell now.
+/// The reason why a pool gets no cell now.
 #[derive(Debug)]
 enum Missing {
-    /// A limit, or a pod that waits: an event will change it.
+    /// A limit is reached, or a pod waits: an event will change that.
     Room,
-    /// Something that is over at this time.
+    /// A pause, which ends at this time.
     Until(Duration),
 }
 
@@ -125,7 +126,7 @@ impl Pools {
 }
 
 impl Engine {
-    /// Sets the pools. Cells of other pools end, and those that are too many.
+    /// Sets the pools. Cells of removed pools end, and cells beyond the count of their pool.
     pub fn set_pools(&mut self, pools: Vec<Pool>, now: Now) -> Effects {
         let mut before = std::mem::take(&mut self.pools.by_name);
         for Pool { name, provider, machine, share, count, ttl, candidates, further } in pools {
@@ -141,7 +142,8 @@ impl Engine {
         self.handle(Event::Tick, now)
     }
 
-    /// Sets a provider's own parameters of further warm cells. Its cells with others end.
+    /// Sets a provider's own parameters for further warm cells. Its warm cells with other
+    /// parameters end.
     pub fn set_pool_parameters(
         &mut self,
         key: ProviderKey,
@@ -160,14 +162,14 @@ impl Engine {
         self.handle(Event::Tick, now)
     }
 
-    /// Returns true if a cell was launched as further cells of the pools are.
+    /// Returns whether a cell was launched with the current parameters of warm cells.
     pub(super) fn has_parameters_of_pools(&self, cell: &Cell) -> bool {
         let parameters =
             self.providers.of(cell).map(|provider| self.pools.parameters(provider.key()));
         cell.launch.parameters_sha256 == launch::parameters_digest(&parameters.unwrap_or_default())
     }
 
-    /// Limits the launches of the warm cells of a previous daemon.
+    /// Limits the launch times of a previous daemon's warm cells.
     pub(super) fn start_pools(&mut self, now: Now) {
         for cell in self.cells.values().filter(|cell| cell.is_warm()) {
             let at = now.boot + self.config.launch_timeout;
@@ -175,8 +177,8 @@ impl Engine {
         }
     }
 
-    /// Ends cells beyond the counts of the pools: first those that boot, then the oldest. While no
-    /// pod may take one, all of them, and those of providers that drain.
+    /// Ends warm cells beyond the counts of their pools: first booting cells, then the oldest. Ends
+    /// all warm cells of draining providers, and all warm cells while launches are stopped.
     pub(super) fn drain_pools(&mut self, now: Now) {
         let mut kept: BTreeMap<Arc<str>, usize> = BTreeMap::new();
         let warm = self.cells.values().filter_map(|cell| Some((cell, cell.warm_in()?)));
@@ -301,8 +303,8 @@ impl Engine {
         }
     }
 
-    /// Returns true while a pod that has taken a cell has no container yet, and would compete with
-    /// the launch of another cell for the node's processors.
+    /// Returns whether a pod that has just taken a cell of the node has no container yet: a launch
+    /// would compete with it for the node's processors.
     fn has_starting_pod(&self, now: Now) -> bool {
         let is_starting = |cell: &Cell| {
             let taken = cell.requested.filter(|_| cell.pool.is_some() && !cell.is_warm());
@@ -317,12 +319,12 @@ impl Engine {
         self.cells.values().any(is_starting)
     }
 
-    /// Returns true while a cell is of a pool, and no pod has taken it.
+    /// Returns whether a cell belongs to a warm pool, and no pod has taken it.
     pub fn is_warm(&self, id: &CellId) -> bool {
         self.cells.get(id).is_some_and(Cell::is_warm)
     }
 
-    /// Begins to wait with an idle cell of a pool.
+    /// Lets an idle cell of a pool wait for an order.
     pub(super) fn on_warm(&mut self, id: &CellId, now: Now) {
         let Some(cell) = self.cells.get(id) else { return };
         let Some(pool) = cell.warm_in() else { return };
@@ -337,8 +339,8 @@ impl Engine {
         self.wake_waiting_orders(now);
     }
 
-    /// Ends a warm cell whose launch takes too long, or that is too old. Of a pool, one is replaced
-    /// after the other.
+    /// Ends a warm cell whose launch takes too long, or that is too old. Cells of a pool are
+    /// replaced one at a time.
     pub(super) fn on_warm_timer(&mut self, id: &CellId, now: Now) {
         let Some(cell) = self.cells.get(id) else { return };
         let Some(pool) = cell.warm_in() else { return };
@@ -357,7 +359,7 @@ impl Engine {
         self.apply(id, CellEvent::End(TOO_OLD.into()), now);
     }
 
-    /// Waits before a pool is filled again whose cell could not be launched, or has ended.
+    /// Delays the refill of a pool whose cell could not be launched, or has ended.
     pub(super) fn on_cell_of_pool_ended(&mut self, mut cell: Cell, now: Now) {
         let Some(failure) = cell.end.failure.take() else { return };
         let Some(pool) = cell.pool.filter(|_| cell.pod.is_none()) else { return };
@@ -377,28 +379,28 @@ impl Engine {
         self.pools.by_name.values().map(|filling| filling.candidates.len()).sum()
     }
 
-    /// Returns true if an idle cell suits the pod of an order.
+    /// Returns whether an idle cell suits the pod of an order.
     pub fn has_warm_cell(&self, spec: &OrderSpec) -> bool {
         self.warm_cell(&spec.offers, &spec.wanted.key.namespace).is_some()
     }
 
-    /// Returns the cheapest idle cell that suits a pod, of equal ones the oldest, with its offering
-    /// at the price for the pod.
+    /// Returns the cheapest idle cell that suits a pod, the oldest at equal prices, with its
+    /// offering at the price for the pod.
     fn warm_cell(&self, offers: &[Offers], namespace: &str) -> Option<(CellId, Candidate)> {
         let suited = self.warm_cells_for(offers, namespace);
         let cheapest = suited.min_by_key(|(suited, cell)| (suited.price, cell.created_unix_nanos));
         cheapest.map(|(suited, cell)| (cell.id.clone(), suited))
     }
 
-    /// Returns the idle cells that suit a pod, with their offerings at the price for the pod. They
-    /// were launched with the parameters of the pod: an instance keeps its security groups and its
-    /// role.
+    /// Returns the idle cells that suit a pod, with their offerings at the price for the pod. Only
+    /// cells that were launched with the pod's parameters suit it, because an instance keeps its
+    /// security groups and its role.
     pub(super) fn warm_cells_for<'e>(
         &'e self,
         offers: &'e [Offers],
         namespace: &'e str,
     ) -> impl Iterator<Item = (Candidate, &'e Cell)> {
-        // An agent that is silent now may be gone.
+        // The instance of a silent agent may have ended.
         let idle = |cell: &&Cell| cell.is_warm() && is_idle(cell) && !self.is_silent(&cell.id);
         let idle = self.cells.values().filter(idle);
         let suited = idle.filter_map(|cell| {
@@ -420,16 +422,17 @@ impl Engine {
         })
     }
 
-    /// Gives an order the cheapest idle cell that suits its pod. Returns false if there is none.
+    /// Gives an order the cheapest idle cell that suits its pod. Returns whether an idle cell
+    /// suits.
     pub(super) fn take_warm_cell(&mut self, sandbox: &SandboxId, now: Now) -> bool {
         let Some(order) = self.orders.get(sandbox) else { return false };
         let warm = self.warm_cell(&order.offers, &order.wanted.key.namespace);
         let Some((id, suited)) = warm else { return false };
-        // Only the first of several pods that start together: the delay has an end.
+        // Only the first of several pods that start together sets the delay: it must not grow.
         if !self.has_starting_pod(now) {
             self.pools.refill_by = now.boot + MAX_REFILL_DELAY;
         }
-        // The time in the pool is not at the namespace's cost.
+        // The time in the pool is not billed to the namespace.
         let cost = self.settle_cost(&id, now);
         let (Some(order), Some(cell)) = (self.orders.get_mut(sandbox), self.cells.get_mut(&id))
         else {
@@ -461,7 +464,7 @@ impl Engine {
         true
     }
 
-    /// Counts an order that gets a cell of its own though a pool suits it.
+    /// Counts an order that gets a new cell although a pool suits it.
     pub(super) fn count_miss(&mut self, sandbox: &SandboxId) {
         let Some(order) = self.orders.get(sandbox) else { return };
         let parameters = &self.pools.parameters;
@@ -483,8 +486,8 @@ impl Engine {
         self.pools.misses += u64::from(is_miss);
     }
 
-    /// Makes a warm cell end, because a pod has reached a limit. Returns false if there is none.
-    /// The pod waits for the end of one cell after the other.
+    /// Ends a warm cell, because a pod has reached a limit. Cells end one at a time. Returns
+    /// whether a cell of a pool ends.
     pub(super) fn give_way(&mut self, now: Now) -> bool {
         let of_pools = || self.cells.values().filter(|cell| cell.pool.is_some());
         if of_pools().any(|cell| cell.pod.is_none() && !cell.is_warm()) {

@@ -1,4 +1,4 @@
-//! The providers of an engine, and what their answers have shown.
+//! The providers of an engine, with the evidence of their answers.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ mod set;
 pub(super) use denials::Denials;
 pub use set::{ProviderState, ProviderView};
 
-/// A provider, as an engine gets it.
+/// The setup of a provider, as an engine gets it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProviderSetup {
     /// The capabilities, with the key ([`Capabilities::provider`]).
@@ -34,7 +34,7 @@ pub struct ProviderSetup {
     pub machine: Option<NodeShare>,
 }
 
-/// A provider, with what its answers have shown.
+/// A provider, with the evidence of its answers.
 #[derive(Debug)]
 pub(super) struct Provider {
     pub(super) capabilities: Capabilities,
@@ -49,11 +49,11 @@ pub(super) struct Provider {
     pub(super) denials: Denials,
     /// True if it was added while the daemon runs: it launches once its instances are listed.
     lists_first: bool,
-    /// True once it was removed: its cells go on, and it launches no other.
+    /// True once it was removed: its cells go on, and it launches no further cell.
     is_draining: bool,
 }
 
-/// The providers, in the configured order, and after them those that drain.
+/// The configured providers in their order, and after them the draining providers.
 #[derive(Debug)]
 pub(super) struct Providers(Vec<Provider>);
 
@@ -78,12 +78,12 @@ impl Provider {
         self.capabilities.provider
     }
 
-    /// Returns whether the provider is configured.
     pub(super) fn is_configured(&self) -> bool {
         !self.is_draining
     }
 
-    /// Refuses launches of a provider that drains, or was added and has not listed its instances.
+    /// Refuses launches of a draining provider, and of an added provider that has not listed its
+    /// instances.
     pub(super) fn check_launches(&self) -> Result<(), CellError> {
         if self.is_draining {
             return Err(CellError::Removed(self.key()));
@@ -94,8 +94,8 @@ impl Provider {
         Ok(())
     }
 
-    /// Returns whether an instance that was launched in a place is found by this provider. The
-    /// place of a cell of an older daemon is not known.
+    /// Returns whether this provider finds an instance that was launched in a place. The place of
+    /// an older daemon's cell is unknown (`None`), and fits.
     fn looks_in(&self, place: Option<&Arc<str>>) -> bool {
         place.is_none() || self.place.as_ref() == place
     }
@@ -110,7 +110,6 @@ impl Providers {
         self.0.iter()
     }
 
-    /// Returns the configured providers.
     pub(super) fn configured(&self) -> impl Iterator<Item = &Provider> {
         self.0.iter().filter(|provider| provider.is_configured())
     }
@@ -123,15 +122,15 @@ impl Providers {
         self.0.iter_mut().find(|provider| provider.key() == key)
     }
 
-    /// Returns the provider that finds the instances of a launch: the one of this key, or of an
-    /// unknown key or another place the first that looks in the place. `None` if no provider does.
+    /// Returns the provider that finds the instances of a launch: the provider with this key if it
+    /// looks in the place, or else the first provider that looks there. `None` if no provider does.
     pub(super) fn of_launch(
         &self,
         key: Option<&str>,
         place: Option<&Arc<str>>,
     ) -> Option<&Provider> {
         let named = key.and_then(|key| self.get(key)).filter(|named| named.looks_in(place));
-        // A key without a place names that provider alone.
+        // If the place is unknown, a key names its provider alone.
         let may_be_other = key.is_none() || place.is_some();
         named.or_else(|| self.0.iter().find(|other| may_be_other && other.looks_in(place)))
     }
@@ -146,8 +145,8 @@ impl Providers {
         self.get_mut(key)
     }
 
-    /// Returns the provider that is called for a cell: the one that finds its instance, or that of
-    /// its key in another place. `None` if that provider is not configured.
+    /// Returns the provider that is called for a cell: the provider that finds its instance, or
+    /// else the provider with the cell's key. `None` if there is no provider with the key.
     pub(super) fn callee(&self, cell: &Cell) -> Option<&Provider> {
         self.of(cell).or_else(|| match &cell.provider {
             Some(key) => self.get(key),

@@ -24,13 +24,13 @@ pub(super) struct Unwritten {
     changes: VecDeque<(CellId, Vec<Change>)>,
     /// The consecutive retries that failed.
     failures: u32,
-    /// The time of the last retry, until a commit of it fails.
+    /// The time of the last retry, until a commit of the retry fails.
     retried: Option<Duration>,
 }
 
 impl Engine {
-    /// Ends a cell whose state could not be recorded. Of the effects that were skipped, a call of
-    /// the provider has no answer, and no later effect answers the callers of an order.
+    /// Ends a cell whose state could not be recorded. Makes up for the skipped effects: a skipped
+    /// call of the provider gets no answer, and a skipped answer to an order must still be sent.
     pub(super) fn on_record_failed(
         &mut self,
         id: &CellId,
@@ -59,13 +59,13 @@ impl Engine {
         self.apply(id, event, now);
     }
 
-    /// Keeps the last changes of an ended cell, which no further commit repeats.
+    /// Keeps the last changes of an ended cell, because no further commit repeats them.
     pub(super) fn write_later(&mut self, id: &CellId, changes: Vec<Change>, now: Now) {
         if self.cells.contains_key(id) {
             return;
         }
         let mut changes = changes;
-        // A later commit, of the end, has overtaken these.
+        // The commit of the end has overtaken these changes.
         if changes.iter().any(|change| is_before_the_end(change, id)) {
             changes.retain(|change| matches!(change, Change::Cost(..)));
         }
@@ -76,7 +76,7 @@ impl Engine {
             unwritten.changes.pop_front();
         }
         unwritten.changes.push_back((id.clone(), changes));
-        // A failure this soon after a retry is one of the retry.
+        // A failure this soon after a retry belongs to the retry.
         let retried = unwritten.retried.take();
         if retried.is_some_and(|retried| now.boot.saturating_sub(retried) < MAX_RETRY_PAUSE) {
             unwritten.failures = unwritten.failures.saturating_add(1);
@@ -87,7 +87,7 @@ impl Engine {
         }
     }
 
-    /// Commits changes again that could not be written.
+    /// Commits unwritten changes again.
     pub(super) fn rewrite(&mut self, now: Now) {
         let count = self.unwritten.changes.len().min(MAX_REWRITTEN);
         let again: Vec<_> = self.unwritten.changes.drain(..count).collect();
@@ -102,8 +102,8 @@ impl Engine {
         }
     }
 
-    /// Drops the end of the record of an order that goes on: it has another cell, whose commits
-    /// write that record.
+    /// Drops the removal of an order's record if the order goes on with another cell, whose commits
+    /// write the record.
     fn retain_current(&self, changes: &mut Vec<Change>) {
         changes.retain(
             |change| !matches!(change, Change::Order(id, None) if self.orders.contains_key(id)),
@@ -111,7 +111,7 @@ impl Engine {
     }
 }
 
-/// Returns true for the record of a cell that has not ended.
+/// Returns whether a change writes the record of a cell that has not ended.
 fn is_before_the_end(change: &Change, id: &CellId) -> bool {
     let Change::Cell(cell, Some(record)) = change else { return false };
     cell == id && record.phase() != CellPhase::Gone

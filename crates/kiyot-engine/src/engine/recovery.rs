@@ -32,16 +32,16 @@ use crate::{
 /// Bounds the time in which the kubelet's retry joins the launch of a previous daemon. A kubelet
 /// retries a failed sandbox after 10 to 15 s (`backOffPeriod` with jitter).
 const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
-/// The reason of a cell whose launch the end of the daemon has cut. The kubelet retries.
+/// The end reason of a cell whose launch was cut off by the end of the daemon. The kubelet retries.
 const UNFINISHED: &str = "the daemon was restarted while the cell was launched";
-/// The reason of a bound cell without a sandbox record: its caller never got an answer.
+/// The end reason of a bound cell without a sandbox record: its caller never got an answer.
 const ORPHANED: &str = "no pod sandbox was recorded for the cell";
-/// The reason of a cell without a readable record: its agent can't be authenticated.
+/// The end reason of a cell without a readable record: its agent can't be authenticated.
 const LOST: &str = "its record could not be read";
-/// The reason of a cell that was launched before a reboot.
+/// The end reason of a cell that was launched before a reboot.
 const REBOOTED: &str = "the node was rebooted";
 
-/// A recorded sandbox, as far as its cell goes.
+/// The parts of a recorded sandbox that its cell needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JournalSandbox {
     /// The id of the sandbox.
@@ -50,7 +50,7 @@ pub struct JournalSandbox {
     pub cell: String,
     /// `metadata.uid` of its pod.
     pub pod_uid: String,
-    /// The host ports and networks of its pod; `None` without any.
+    /// The host ports and networks of its pod; `None` if the pod has neither.
     pub ports: Option<Box<PodPorts>>,
     /// The time of its creation.
     pub created_unix_nanos: i64,
@@ -69,7 +69,7 @@ pub struct Journal {
     pub costs: Vec<(String, store::NamespaceCost)>,
 }
 
-/// A record that is not usable, for the log.
+/// An unusable record, for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unusable {
     /// A sandbox whose cell has no record: the cell ends.
@@ -80,9 +80,8 @@ pub enum Unusable {
 
 impl Engine {
     /// Returns the engine of a journal, the changes that make the journal consistent, and the
-    /// records that are not usable. A bound cell continues, unless the node was rebooted or its
-    /// sandbox is unknown; a launch continues until the kubelet's retry joins it; every other cell
-    /// ends.
+    /// unusable records. A bound cell continues, unless the node was rebooted or its sandbox is
+    /// unknown; a launch continues until the kubelet's retry joins it; every other cell ends.
     pub fn recover(
         config: EngineConfig,
         providers: Vec<ProviderSetup>,
@@ -96,8 +95,8 @@ impl Engine {
         engine.costs = Costs::from_stored(costs, now);
         let known: BTreeSet<&str> = cells.iter().map(|(key, _)| key.as_str()).collect();
         for sandbox in sandboxes.iter().filter(|sandbox| !known.contains(sandbox.cell.as_str())) {
-            // Without its record its agent can't connect. The pod keeps its state until the cell's
-            // end is proven.
+            // Without the cell's record, its agent can't connect. The pod keeps its state until the
+            // cell's end is proven.
             if let Ok(id) = CellId::parse(&sandbox.cell) {
                 unusable.push(Unusable::NoCellRecord(sandbox.clone()));
                 engine.cells.insert(id.clone(), lost(id, sandbox, now));
@@ -154,7 +153,7 @@ impl Engine {
         let launch = record.launch.as_ref().and_then(|launch| Launch::from_stored(&id, launch));
         let request = launch.map(Arc::new);
         let open = request.clone().filter(|_| instance.is_none()).map(OpenLaunch::resumed);
-        // The clock may have been set: it can only shorten a token.
+        // The clock may have been set: it can only shorten the validity of a token.
         let left = u64::try_from(record.token_expires_unix).unwrap_or_default();
         let left = Duration::from_secs(left).saturating_sub(now.unix).min(self.config.token_ttl);
         let is_expired = left.is_zero();
@@ -173,8 +172,8 @@ impl Engine {
             matches!(record.phase(), CellPhase::Launching | CellPhase::Booting | CellPhase::Idle);
         let to_end = |reason: &str| {
             let stopped = record.containers_ended || is_fresh && is_elsewhere;
-            // An instance of a launch without an answer is known by the answer alone. Elsewhere,
-            // a replay would make another.
+            // Only the answer of a launch names its instance. In another place, a replay would make
+            // another instance.
             let step = match open.clone() {
                 Some(launch) if is_expired || is_elsewhere => {
                     EndStep::Launching(LaunchCall::Searching, launch)
@@ -295,7 +294,7 @@ impl Engine {
     }
 }
 
-/// Returns the cell of a sandbox that has no record of its cell, in a state that ends it.
+/// Returns the cell of a sandbox whose cell has no record, in a state that ends the cell.
 fn lost(id: CellId, sandbox: &JournalSandbox, now: Now) -> Cell {
     let state = State::Terminating(End::new(LOST.into(), false), EndStep::Backoff(None));
     Cell {

@@ -1,8 +1,8 @@
-//! The room for further pods: whether a cell would be launched for one now.
+//! The room for further pods: whether a cell would be launched for a further pod now.
 
 use crate::engine::{CellError, Engine, Limits, Now, Offers};
 
-/// The namespace of a pod that is in none.
+/// The empty namespace, for a pod whose namespace is unknown.
 const NO_NAMESPACE: &str = "";
 
 /// The room for further pods.
@@ -12,13 +12,13 @@ pub struct Room {
     pub limits: Limits,
     /// The cells of warm pools that suit the pod.
     pub idle: usize,
-    /// The reason for which no cell would be launched now, whatever the pod's namespace. The
-    /// bounds of cells and of boots are none: over them pods wait.
+    /// The reason why no cell would be launched now, whatever the pod's namespace. The bounds on
+    /// cells and boots are not reasons: pods wait for them.
     pub refusal: Option<CellError>,
 }
 
 impl Engine {
-    /// Returns the room for pods with these offers, as an order has them.
+    /// Returns the room for pods whose orders have these offers.
     pub fn room(&self, offers: &[Offers], now: Now) -> Room {
         let idle =
             if self.is_cordoned { 0 } else { self.warm_cells_for(offers, NO_NAMESPACE).count() };
@@ -31,7 +31,7 @@ impl Engine {
         }
         let candidates = self.launchable(offers, now)?;
         let (limits, cells) = (self.config.limits, &self.cells);
-        // Cells of pools give way.
+        // Warm cells give way to pods.
         match limits.affordable(cells, None, &candidates) {
             Err(over) if !limits.affords_without_pools(cells, None, &candidates) => {
                 Err(CellError::OverBudget(over))

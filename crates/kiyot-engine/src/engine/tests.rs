@@ -133,7 +133,7 @@ fn spec(pod: &str) -> OrderSpec {
     }
 }
 
-/// Returns an order whose pod wants something else.
+/// Returns an order with changed wishes of its pod.
 fn with(mut spec: OrderSpec, change: impl FnOnce(&mut Wanted)) -> OrderSpec {
     change(Arc::make_mut(&mut spec.wanted));
     spec
@@ -246,7 +246,7 @@ fn token_is_checked_without_being_spent_until_it_expires() {
     assert!(matches!(check(&engine, &token, after), Err(ClaimRefusal::Expired)));
     let unknown = CellId::mint().unwrap();
     assert!(matches!(engine.check_token(&unknown, &token, before), Err(ClaimRefusal::Unknown)));
-    // Not spent: any key may still claim it, and then it is still valid.
+    // The checks did not spend the token: a key may spend it, and it stays valid.
     claim(&mut engine, &cell, &launch, before).unwrap();
     assert!(check(&engine, &token, before).is_ok());
     assert!(matches!(check(&engine, &token, after), Err(ClaimRefusal::Expired)));
@@ -305,7 +305,7 @@ fn recovered(record: store::Cell, has_sandbox: bool, now: Now) -> (Engine, CellI
     (engine, cell)
 }
 
-/// Returns the state that a start makes of a record, or the reason of its end.
+/// Returns the state of a recorded cell after a start, or the reason of its end.
 fn resumed(record: store::Cell, has_sandbox: bool) -> Result<State, String> {
     let (engine, cell) = recovered(record, has_sandbox, at(1));
     let Some(cell) = engine.cells.get(&cell) else {
@@ -317,7 +317,7 @@ fn resumed(record: store::Cell, has_sandbox: bool) -> Result<State, String> {
     }
 }
 
-/// The records are those of the daemon before launches were journalled.
+/// The records are of daemons that did not record launches.
 #[test]
 fn records_of_earlier_versions_keep_only_bound_cells_with_a_sandbox() {
     assert!(matches!(
@@ -389,7 +389,7 @@ fn cell_keeps_the_reason_of_its_offering_and_the_failures_before_it_across_a_res
 
 /// Verifies A13.
 #[test]
-fn refused_offerings_are_tried_one_after_the_other_until_one_has_capacity() {
+fn offerings_are_tried_in_turn_until_an_offering_has_capacity() {
     let mut engine = engine(capabilities::CLOUD);
     let zones = ["a", "b", "c", "d", "e", "f"];
     assert!(
@@ -412,7 +412,7 @@ fn refused_offerings_are_tried_one_after_the_other_until_one_has_capacity() {
 
 /// Verifies V94.
 #[test]
-fn refused_type_gives_way_to_the_next_until_three_types_are_refused_with_a_code() {
+fn refused_type_gives_way_to_the_next_until_three_types_have_the_same_code() {
     let of_type = |name: &str| {
         let offering = Offering { instance_type: name.into(), ..offering("a") };
         Candidate { offering, ..candidate("a") }
@@ -441,7 +441,7 @@ fn refused_type_gives_way_to_the_next_until_three_types_are_refused_with_a_code(
             };
             effects = engine.handle(Event::Launched(launches[0].clone(), Err(error)), at(2));
             let reason = engine.refusals(ONLY).reason(&of_type(name).offering, at(3).boot);
-            // What a pod asked for is not held against the type.
+            // The refusal of a pod's own request does not refuse the type.
             let kept = (!is_of_request).then(|| format!("{code} for {name}").into());
             assert_eq!(reason, kept);
         }
@@ -467,7 +467,7 @@ fn outcome(effects: &Effects) -> (Vec<CellId>, Option<String>) {
 
 /// Verifies A14.
 #[test]
-fn error_after_the_last_launch_names_those_of_all() {
+fn error_after_the_last_launch_names_the_errors_of_all_launches() {
     let mut engine = engine(capabilities::CLOUD);
     let (mut cell, _) = launched(&mut engine, "pod", at(1));
     let mut answer = None;
@@ -486,7 +486,7 @@ fn error_after_the_last_launch_names_those_of_all() {
 
 /// Verifies A15.
 #[test]
-fn launch_that_was_not_permitted_is_not_repeated_for_a_while() {
+fn denied_launch_is_not_repeated_for_a_while() {
     let mut engine = engine(capabilities::CLOUD);
     let (cell, _) = launched(&mut engine, "pod", at(1));
     let denied = ProviderError::without_cause(ErrorClass::Auth, "launch: UnauthorizedOperation");
@@ -529,7 +529,7 @@ fn unanswered_launch_is_replayed_with_the_same_parameters_until_its_token_expire
 }
 
 #[test]
-fn open_launch_made_nothing_only_after_several_listings_past_the_declared_age() {
+fn open_launch_ends_only_after_several_listings_past_the_declared_age() {
     let mut engine = engine(capabilities::CLOUD);
     let (cell, _) = launched(&mut engine, "pod", at(0));
     let expiry = TTL.as_secs();
@@ -549,7 +549,7 @@ fn open_launch_made_nothing_only_after_several_listings_past_the_declared_age() 
 }
 
 #[test]
-fn twin_and_stray_are_ended_after_two_sightings_apart() {
+fn twin_and_stray_are_ended_after_two_separate_sightings() {
     let mut engine = engine(capabilities::CLOUD);
     let cell = bound(&mut engine, "pod", "i-1");
     let own = instance("i-1", &cell, "ours");
@@ -557,7 +557,7 @@ fn twin_and_stray_are_ended_after_two_sightings_apart() {
     let stray = instance("i-3", &CellId::mint().unwrap(), "ours");
     let all = [own, twin, stray];
     assert!(!ends_strays(&listed(&mut engine, 100, &all)));
-    assert!(!ends_strays(&listed(&mut engine, 101, &all)), "too close");
+    assert!(!ends_strays(&listed(&mut engine, 101, &all)), "the second sighting is too early");
     let effects = listed(&mut engine, 160, &all);
     let ended = effects.iter().find_map(|(_, effect)| match effect {
         Effect::EndStrays(_, instances) => Some(instances.clone()),
@@ -586,7 +586,7 @@ fn accepted_termination_of_a_stray_is_not_repeated_while_it_ends() {
     for seconds in (280..again).step_by(60) {
         assert!(!ends_strays(&listed(&mut engine, seconds, &stray)), "after {seconds} s");
     }
-    assert!(ends_strays(&listed(&mut engine, again, &stray)), "it goes on");
+    assert!(ends_strays(&listed(&mut engine, again, &stray)), "the stray still runs");
 }
 
 /// Verifies P17.
@@ -610,7 +610,7 @@ fn instance_of_another_authority_stops_launches_and_is_not_ended() {
 }
 
 #[test]
-fn order_with_a_launch_without_an_answer_is_answered_at_its_deadline() {
+fn order_with_an_unanswered_launch_is_answered_at_its_deadline() {
     for capabilities in [capabilities::LOCAL, capabilities::CLOUD] {
         let mut engine = engine(capabilities);
         let (cell, _) = launched(&mut engine, "pod", at(1));
@@ -620,7 +620,7 @@ fn order_with_a_launch_without_an_answer_is_answered_at_its_deadline() {
         };
         assert!(!engine.handle(Event::Tick, at(deadline - 1)).iter().any(is_answer));
         assert!(engine.handle(Event::Tick, at(deadline)).iter().any(is_answer));
-        // The next order waits for its end where the cell holds parts of the node.
+        // The next order waits for the cell's end if the cell holds parts of the node.
         let (_, effects) = engine.order(spec("pod"), at(deadline + 1));
         let is_launched = effects.iter().any(|(_, effect)| matches!(effect, Effect::Launch(_)));
         assert_eq!(is_launched, !capabilities.awaits_ends());
@@ -646,7 +646,7 @@ fn launch_without_effect_ends_with_its_order_and_names_the_reason() {
 
 /// Verifies V35.
 #[test]
-fn listed_end_of_an_instance_ends_the_cell_whose_termination_is_refused() {
+fn listed_end_of_an_instance_ends_a_cell_with_a_refused_termination() {
     let mut engine = engine(capabilities::CLOUD);
     let cell = bound(&mut engine, "pod", "i-1");
     let ended = Instance { state: InstanceState::Terminated, ..instance("i-1", &cell, "ours") };
@@ -661,7 +661,7 @@ fn listed_end_of_an_instance_ends_the_cell_whose_termination_is_refused() {
     for failed in [true, false] {
         assert!(engine.contains(&cell));
         let effects = listed(&mut engine, 102, std::slice::from_ref(&ended));
-        // The node's parts of the pod go with it.
+        // The pod's parts of the node are released with the cell.
         let detaches = |(_, effect): &(_, Effect)| matches!(effect, Effect::Detach(_));
         assert!(effects.iter().any(detaches), "{effects:?}");
         let outcome = if failed { Err(refused.clone()) } else { Ok(()) };
@@ -683,7 +683,7 @@ fn pod_of_a_stray_waits_until_the_stray_has_ended() {
     }
     let of_pod = instance("i-1", &CellId::mint().unwrap(), "");
     let stray = [Instance { pod_uid: "lost".into(), ..of_pod }];
-    assert_eq!(launches(&listed(&mut engine, 2, &stray)), 1, "the other pod");
+    assert_eq!(launches(&listed(&mut engine, 2, &stray)), 1, "the other pod is launched");
     let effects = listed(&mut engine, 10, &stray);
     assert!(ends_strays(&effects) && launches(&effects) == 0);
     assert_eq!(launches(&listed(&mut engine, 12, &[])), 1);
@@ -700,7 +700,7 @@ fn absent_instance_ends_its_cell_only_by_a_description_past_the_declared_age() {
     let effects = listed(&mut engine, 10, &[]);
     assert!(matches!(&effects[..], [(Some(of), Effect::Describe(_))] if *of == cell));
     engine.handle(not_found(), at(11));
-    assert!(matches!(engine.cells[&cell].state, State::Bound { .. }), "too young");
+    assert!(matches!(engine.cells[&cell].state, State::Bound { .. }), "the instance is too young");
     let age = capabilities::CLOUD.not_found_believed_after.as_secs();
     engine.handle(not_found(), at(2 + age));
     assert!(matches!(engine.cells[&cell].state, State::Bound { .. }), "its agent is connected");
@@ -738,7 +738,7 @@ fn many_absent_instances_are_an_outage() {
 
 /// Verifies X16.
 #[test]
-fn clock_jumps_do_not_hide_that_many_instances_are_absent() {
+fn clock_jumps_do_not_hide_an_outage() {
     let mut engine = engine(capabilities::CLOUD);
     let pods = [("a", "i-1"), ("b", "i-2"), ("c", "i-3"), ("d", "i-4")];
     let cells = pods.map(|(pod, id)| bound(&mut engine, pod, id));
@@ -755,7 +755,7 @@ fn clock_jumps_do_not_hide_that_many_instances_are_absent() {
 }
 
 #[test]
-fn pod_is_released_by_the_orphan_timeout_alone_where_it_is_proof() {
+fn orphan_timeout_releases_a_pod_only_where_it_is_proof() {
     for is_proof in [true, false] {
         let capabilities = Capabilities { can_be_paused: !is_proof, ..capabilities::CLOUD };
         let mut engine = engine(capabilities);

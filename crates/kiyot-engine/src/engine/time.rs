@@ -1,4 +1,4 @@
-//! Time, as events bring it to the engine.
+//! The time of events, by two clocks.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub struct Now {
 }
 
 impl Now {
-    /// Returns the time before this one.
+    /// Returns the time a duration before this time.
     pub(super) fn earlier(self, by: Duration) -> Self {
         Self { boot: self.boot.saturating_sub(by), unix: self.unix.saturating_sub(by) }
     }

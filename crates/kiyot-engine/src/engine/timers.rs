@@ -14,15 +14,15 @@ pub(super) enum Timer {
     Rewrite,
     /// The deadline of an order.
     Deadline(SandboxId),
-    /// The time until which a call must claim an order.
+    /// The time until which a call must join an abandoned order.
     Unclaimed(SandboxId),
     /// The pause of a cell before a retry.
     Retry(CellId),
-    /// The next look at a terminated instance.
+    /// The next description of a terminated instance.
     Confirm(CellId),
     /// The expiry of the token of a launch without an answer.
     Token(CellId),
-    /// The time after which a cell without contact has stopped its pod.
+    /// The orphan timeout of a cell without contact.
     Orphan(CellId),
     /// The next check of silent cells.
     Health,
@@ -32,7 +32,6 @@ pub(super) enum Timer {
     Pools,
 }
 
-/// All timers.
 #[derive(Debug, Default)]
 pub(super) struct Timers {
     by_time: BTreeSet<(Duration, Timer)>,
@@ -47,7 +46,7 @@ impl Timers {
         self.by_time.insert((at, timer));
     }
 
-    /// Sets a timer, unless it is set. Returns true if it was not.
+    /// Sets a timer unless it is set. Returns whether it was unset.
     pub(super) fn set_once(&mut self, timer: Timer, at: Duration) -> bool {
         let is_new = !self.times.contains_key(&timer);
         if is_new {
@@ -56,7 +55,7 @@ impl Timers {
         is_new
     }
 
-    /// Sets a timer, unless it is set for an earlier time.
+    /// Sets a timer unless it is set for an earlier time.
     pub(super) fn set_earlier(&mut self, timer: Timer, at: Duration) {
         if self.times.get(&timer).is_none_or(|before| at < *before) {
             self.set(timer, at);
@@ -69,7 +68,6 @@ impl Timers {
         }
     }
 
-    /// Clears all timers of a cell.
     pub(super) fn clear_cell(&mut self, cell: &CellId) {
         for timer in [Timer::Retry, Timer::Confirm, Timer::Token, Timer::Orphan, Timer::Warm] {
             self.clear(&timer(cell.clone()));

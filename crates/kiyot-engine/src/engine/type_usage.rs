@@ -12,7 +12,7 @@ use crate::{
 /// Bounds the instance types of ended cells; cells of further types are counted without a name.
 const MAX_TYPES: usize = 500;
 
-/// An instance type, empty if it is not known, and the market.
+/// An instance type, empty if unknown, and a market.
 pub type TypeKey = (String, Market);
 
 /// The use of an instance type in a market.
@@ -20,7 +20,7 @@ pub type TypeKey = (String, Market);
 pub struct TypeUsage {
     /// The time of all cells.
     pub time: Duration,
-    /// Their cost.
+    /// The cost of all cells.
     pub cost: Cost,
     /// The cells that run now.
     pub cells: u32,
@@ -40,7 +40,7 @@ impl TypeUsage {
 }
 
 impl EndedTypes {
-    /// Adds a cell that has just ended, or its part with one pod.
+    /// Adds a cell that has just ended, or its time with a pod.
     pub(super) fn add(&mut self, cell: &Cell, now: Now) {
         let Some(key) = key_of(cell) else { return };
         let is_kept = self.by_type.len() < MAX_TYPES || self.by_type.contains_key(&key);

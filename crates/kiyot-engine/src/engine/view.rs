@@ -22,7 +22,7 @@ use crate::{
 pub struct CellView {
     /// The cell.
     pub id: CellId,
-    /// Its provider; `None` for the cell of an older daemon whose place no provider looks in.
+    /// Its provider; `None` for an older daemon's cell in a place where no provider looks.
     pub provider: Option<Arc<str>>,
     /// Its state.
     pub state: State,
@@ -48,11 +48,11 @@ pub struct CellView {
     pub replays: u32,
     /// The reason for its offering, once the launch is answered.
     pub offering_reason: Option<String>,
-    /// The launches that failed before it, for the same order.
+    /// The launches of the same order that failed before it.
     pub earlier: EarlierLaunches,
     /// The end of its console, if it was read.
     pub console: Option<String>,
-    /// The time at which it was given up, because its agent was silent for too long, in nanoseconds
+    /// The time at which it was given up because its agent was silent for too long, in nanoseconds
     /// since 1970.
     pub lost_unix_nanos: Option<i64>,
     /// The cost since its launch.
@@ -66,7 +66,7 @@ pub struct OrderView {
     pub sandbox: SandboxId,
     /// The pod.
     pub key: OrderKey,
-    /// The cell that is launched for it; `None` while it waits for a place.
+    /// The cell that is launched for it; `None` while the order waits.
     pub cell: Option<CellId>,
     /// The time since which the pod waits, in nanoseconds since 1970.
     pub since_unix_nanos: i64,
@@ -89,9 +89,9 @@ pub struct PoolView {
     pub idle: usize,
     /// The cells that boot.
     pub booting: usize,
-    /// The orders that got a cell of it since the daemon started.
+    /// The orders that got a cell of the pool since the daemon started.
     pub hits: u64,
-    /// The orders that it suits, and that got a cell of their own for want of an idle cell.
+    /// The orders that the pool suits, but that got a new cell because no idle cell suited.
     pub misses: u64,
 }
 
@@ -157,7 +157,7 @@ impl Engine {
         self.orders.iter().map(|(sandbox, order)| order.view(sandbox, now)).collect()
     }
 
-    /// Returns the warm pools, by one walk over the cells.
+    /// Returns the warm pools, in one pass over the cells.
     pub fn pool_views(&self) -> Vec<PoolView> {
         let mut pools = BTreeMap::new();
         for (name, filling) in &self.pools.by_name {
@@ -179,20 +179,20 @@ impl Engine {
         pools.into_values().collect()
     }
 
-    /// Stops launches, or permits them again. Launches that have begun for pods go on, and cells of
-    /// warm pools end.
+    /// Stops launches, or permits them again. When launches stop, begun launches for pods go on,
+    /// and cells of warm pools end.
     pub fn set_cordoned(&mut self, is_cordoned: bool, now: Now) -> super::Effects {
         self.is_cordoned = is_cordoned;
         self.drain_pools(now);
         self.handle(super::Event::Tick, now)
     }
 
-    /// Stops launches from the start on. Cells of warm pools end when the pools are set.
+    /// Stops launches from the start of the daemon. Cells of warm pools end when the pools are set.
     pub fn start_cordoned(&mut self) {
         self.is_cordoned = true;
     }
 
-    /// Returns true while no cell is launched.
+    /// Returns whether an operator has stopped launches.
     pub fn is_cordoned(&self) -> bool {
         self.is_cordoned
     }

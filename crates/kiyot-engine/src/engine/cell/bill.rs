@@ -1,17 +1,18 @@
-//! The time for which a cell is paid.
+//! The billed time of a cell.
 
 use std::time::Duration;
 
 use crate::engine::{Change, Now, Step, Timeline};
 
-/// The time of a cell that is at the cost of its namespace.
+/// The time of a cell that is billed to its namespace.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Bill {
-    /// The time from its launch until this daemon began.
+    /// The time from the launch until this daemon started.
     pub(in crate::engine) ran_before: Duration,
-    /// The time from which on this daemon counts its cost: of its launch, or of its pod's order.
+    /// The time from which this daemon bills the cell: its launch, or its pod's order.
     pub(in crate::engine) from: Option<Duration>,
-    /// The cost of its time before, with another pod or none, until its next commit.
+    /// The cost of the cell's earlier time, with another pod or without a pod, until the next
+    /// commit writes it.
     pub(in crate::engine) settled: Option<Change>,
 }
 
@@ -21,14 +22,14 @@ impl Bill {
         Self { ran_before: since_launch(timeline, now), from: Some(now.boot), settled: None }
     }
 
-    /// Begins again, after the cost until now was settled.
+    /// Restarts the bill after the cost until now was settled.
     pub(in crate::engine) fn restart(&mut self, settled: Option<Change>, now: Now) {
         *self = Self { ran_before: Duration::ZERO, from: self.from.map(|_| now.boot), settled };
     }
 
-    /// Returns the time since the launch was answered.
+    /// Returns the billed time: since the launch was answered, or since the last restart.
     pub(in crate::engine) fn time(&self, now: Now) -> Duration {
-        // A clock that is set while the daemon runs changes nothing.
+        // The boot clock does not jump when the wall clock is set.
         let billed = self.from.map(|from| now.boot.saturating_sub(from));
         self.ran_before + billed.unwrap_or_default()
     }

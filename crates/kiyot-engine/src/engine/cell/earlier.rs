@@ -1,18 +1,18 @@
-//! Launches that failed before a cell's, for the same pod.
+//! Failed launches for the pod of a cell, before the cell's own launch.
 
 use kiyot_proto::store;
 
-/// The errors that are kept.
+/// Bounds the errors that are kept.
 const MAX_LAST: usize = 4;
 
-/// Launches that failed.
+/// The failed launches of a pod before its cell's launch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EarlierLaunches {
-    /// Their number.
+    /// The number of failed launches.
     pub failures: u32,
-    /// True if one of them was for spot.
+    /// True if a failed launch was for spot.
     pub spot_failed: bool,
-    /// The errors of the last of them, in order.
+    /// The last errors, in order.
     pub last: Vec<String>,
 }
 
@@ -26,7 +26,6 @@ impl EarlierLaunches {
         }
     }
 
-    /// Returns the launches of a cell's record.
     pub(in crate::engine) fn from_stored(record: &store::Cell) -> Self {
         Self {
             failures: record.start_failures,

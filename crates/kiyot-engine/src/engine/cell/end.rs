@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use crate::{engine::CellError, provider::ProviderError};
 
-/// The end of a cell from its beginning on.
+/// The end of a cell, once it has begun.
 #[derive(Debug, Clone, Default)]
 pub struct End {
     pub(in crate::engine) reason: Arc<str>,
     /// True if it is proven that no container of the pod runs.
     pub(in crate::engine) stopped: bool,
-    /// Set while the provider is asked to release the shared parts of the node.
+    /// True while the provider is asked to release the shared parts of the node.
     pub(in crate::engine) is_detaching: bool,
-    /// The error of the last termination, until its callers have it.
+    /// The error of the last termination, until its callers are answered.
     pub(in crate::engine) refusal: Option<ProviderError>,
     /// The number of failed attempts to end the cell.
     pub(in crate::engine) failed_attempts: u32,
@@ -20,13 +20,13 @@ pub struct End {
     pub(in crate::engine) console: Option<String>,
 }
 
-/// The causes of a cell's end, which may be known before it begins.
+/// The causes of a cell's end. They may be known before the end begins.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct CellEnd {
     /// The cause of its failed launch.
     pub(in crate::engine) failure: Option<CellError>,
-    /// The time at which it was given up, because its agent was silent for too long, in nanoseconds
-    /// since 1970.
+    /// The time at which the cell was given up because its agent was silent for too long, in
+    /// nanoseconds since 1970.
     pub(in crate::engine) lost_unix_nanos: Option<i64>,
     pub(in crate::engine) callers: EndCallers,
 }
@@ -37,9 +37,9 @@ pub(in crate::engine) enum EndCallers {
     /// No caller has ended it.
     #[default]
     None,
-    /// They wait for the end of its pod.
+    /// Callers wait for the end of its pod.
     Waiting,
-    /// They were answered.
+    /// The callers were answered.
     Answered,
 }
 
@@ -55,7 +55,7 @@ impl End {
 }
 
 impl CellEnd {
-    /// Returns whether a caller has ended the cell: its order gets no other cell.
+    /// Returns whether a caller has ended the cell. Then its order gets no other cell.
     pub(in crate::engine) fn is_by_caller(&self) -> bool {
         self.callers != EndCallers::None
     }

@@ -1,10 +1,10 @@
 //! Health of cells: a cell whose agent is silent for too long is lost.
 //!
 //! The heartbeat is the keepalive of the control connection. Silence begins when the connection
-//! ends, and is counted in checks while the gateway listens, so that neither a stopped daemon nor a
-//! suspended node counts. After its limit, a last probe asks the provider for the instance; then
-//! the cell ends. If many cells fall silent together, the node itself is cut off, and no cell is
-//! lost, until a cell has been silent for so long that its agent has stopped the pod by itself.
+//! ends. Checks count it while the gateway listens: the time of a stopped daemon or a suspended
+//! node does not count. At the limit, a last probe asks the provider for the instance; then the
+//! cell ends. If many cells fall silent together, the node itself may be cut off. Then a cell is
+//! lost only after the orphan timeout, when its agent has stopped the pod.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,46 +21,46 @@ use crate::{
 
 /// The longest time between two checks of silent cells.
 const CHECK_PERIOD: Duration = Duration::from_secs(5);
-/// The most time that counts between two checks: beyond it, the daemon stood still.
+/// The longest time that counts between two checks: beyond it, the daemon stood still.
 const MAX_COUNTED_STEP: Duration = Duration::from_secs(10);
-/// The time from a probe without an answer to the next.
+/// The pause after a probe without an answer.
 const PROBE_PAUSE: Duration = Duration::from_secs(30);
-/// The time within which the connections of a node end that is cut off.
+/// When the node is cut off, all its connections end within this time.
 const TOGETHER: Duration = Duration::from_secs(60);
-/// The silent cells from which on the node may be cut off.
+/// The least number of silent cells with which the node may be cut off.
 const MIN_CUT_OFF: usize = 3;
-/// The part of the bound and warm cells, as a divisor, from which on the node may be cut off.
+/// The divisor of the number of bound and warm cells: the node may be cut off if at least this part
+/// of them is silent.
 const CUT_OFF_PART: usize = 3;
 
-/// The cells with a control connection, and those without.
+/// The cells with and without a control connection.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Health {
     silent: BTreeMap<CellId, Silence>,
     connected: BTreeSet<CellId>,
-    /// True while so many bound and warm cells that fell silent together are silent that the node
-    /// may be cut off.
+    /// True while so many bound and warm cells have fallen silent together that the node may be cut
+    /// off.
     is_cut_off: bool,
-    /// True if that was logged, because it kept a cell from being lost.
+    /// True if the cut-off was logged, because it kept a cell from being lost.
     is_logged: bool,
 }
 
-/// The silence of a cell.
+/// The silence of a cell's agent.
 #[derive(Debug)]
 struct Silence {
-    /// The end of the connection, or the time from which on the gateway listens.
+    /// The time at which the connection ended, or at which the gateway began to listen.
     since: Duration,
-    /// The time that counts since the node was cut off last.
+    /// The counted silence since the end of the last cut-off.
     counted: Duration,
-    /// The time that counts in all.
+    /// The whole counted silence.
     total: Duration,
-    /// The time until which it is counted.
+    /// The time until which the silence is counted.
     checked: Duration,
-    /// True while the answer of a probe is missing.
+    /// True while a probe has no answer.
     is_probed: bool,
 }
 
 impl Health {
-    /// Returns true while the agent of a cell is connected.
     pub(in crate::engine) fn is_connected(&self, id: &CellId) -> bool {
         self.connected.contains(id)
     }
@@ -72,7 +72,7 @@ impl Silence {
         Self { since: now.boot, counted, total, checked: now.boot, is_probed: false }
     }
 
-    /// Counts the time until now.
+    /// Counts the time until now, [`MAX_COUNTED_STEP`] at most.
     fn count(&mut self, now: Now) {
         let step = now.boot.saturating_sub(self.checked);
         let step = step.min(MAX_COUNTED_STEP);
@@ -83,7 +83,7 @@ impl Silence {
 }
 
 impl Engine {
-    /// Sets the limit of silence for cells whose pod has none of its own; `None` is no limit.
+    /// Sets the limit of silence for cells whose pods set no limit; `None` for no limit.
     pub fn set_healthy_timeout(
         &mut self,
         limit: Option<Duration>,
@@ -95,7 +95,7 @@ impl Engine {
         self.handle(crate::engine::Event::Tick, now)
     }
 
-    /// Begins to count the silence of all cells: from now on the gateway listens.
+    /// Begins to count the silence of all cells: the gateway listens from now on.
     pub(in crate::engine) fn start_health(&mut self, now: Now) {
         for id in self.cells.keys() {
             self.health.silent.insert(id.clone(), Silence::new(now));
@@ -113,7 +113,7 @@ impl Engine {
         }
     }
 
-    /// Returns true if a cell is being ended or has ended.
+    /// Returns whether a cell is being ended or has ended.
     pub fn is_ending(&self, id: &CellId) -> bool {
         self.cells.get(id).is_none_or(|cell| match cell.state {
             State::Stopping { .. } | State::Terminating { .. } | State::Ended { .. } => true,
@@ -135,7 +135,7 @@ impl Engine {
         }
     }
 
-    /// Adapts to a new state of a cell: only the silence of bound and warm cells counts.
+    /// Adapts to a new state of a cell, because only the silence of bound and warm cells counts.
     pub(in crate::engine) fn settle_health(&mut self, id: &CellId, now: Now) {
         self.update_cut_off(now);
         if self.health.silent.contains_key(id) {
@@ -143,7 +143,6 @@ impl Engine {
         }
     }
 
-    /// Forgets an ended cell.
     pub(in crate::engine) fn forget_health(&mut self, id: &CellId, now: Now) {
         self.health.connected.remove(id);
         self.health.silent.remove(id);
@@ -187,9 +186,10 @@ impl Engine {
         self.schedule_check(now);
     }
 
-    /// Ends a silent cell after its last probe. Any answer of the provider about the instance will
-    /// do: what it says of an ended instance is evidence by itself. Without an answer, the node may
-    /// reach neither, and another probe follows; likewise if the provider looks in another place.
+    /// Ends a silent cell after its last probe, if the provider answered about the instance. Any
+    /// answer counts: the end of an instance is handled as evidence. Without an answer, or if the
+    /// provider looks in another place, another probe follows: the node may reach neither provider
+    /// nor cell.
     pub(in crate::engine) fn on_probed(
         &mut self,
         id: &CellId,
@@ -227,22 +227,22 @@ impl Engine {
         self.apply(id, CellEvent::End(reason.into()), now);
     }
 
-    /// Returns true if a cell has been silent for longer than its limit.
+    /// Returns whether the silence of a cell has reached its limit.
     fn is_overdue(&self, id: &CellId) -> bool {
         let silence = self.health.silent.get(id);
         silence.zip(self.silence_limit(id)).is_some_and(|(silence, limit)| silence.counted >= limit)
     }
 
-    /// Returns true if a silent cell is not lost because the node may be cut off. A cell without
-    /// contact for the orphan timeout has stopped its pod, whatever became of the node.
+    /// Returns whether a silent cell is kept because the node may be cut off. After the orphan
+    /// timeout the cell is not kept: it has stopped its pod.
     fn is_kept(&self, id: &CellId) -> bool {
         let silence = self.health.silent.get(id);
         self.health.is_cut_off
             && silence.is_some_and(|silence| silence.total < self.config.orphan_timeout)
     }
 
-    /// Returns the limit of silence of a bound or warm cell. Other states have limits of their own:
-    /// the launch has a deadline, and the agent powers the instance off after a stop.
+    /// Returns the limit of silence of a bound or warm cell. Other states have other limits: the
+    /// launch has a deadline, and the agent powers the instance off after a stop.
     fn silence_limit(&self, id: &CellId) -> Option<Duration> {
         let cell = self.cells.get(id).filter(|cell| is_watched(cell))?;
         match cell.healthy_timeout() {
@@ -251,24 +251,23 @@ impl Engine {
         }
     }
 
-    /// Returns true if a cell has no control connection.
+    /// Returns whether a cell has no control connection.
     pub fn is_silent(&self, id: &CellId) -> bool {
         self.health.silent.contains_key(id)
     }
 
-    /// Returns true while so many bound and warm cells are silent that the node may be cut off.
+    /// Returns whether so many bound and warm cells are silent that the node may be cut off.
     pub fn is_cut_off(&self) -> bool {
         self.health.is_cut_off
     }
 
-    /// Returns the cells whose silence counts: those that are bound to their pods, and those that
-    /// wait in warm pools.
+    /// Returns the cells whose silence counts: bound cells, and idle cells of warm pools.
     pub fn watched_cells(&self) -> impl Iterator<Item = &CellId> {
         self.cells.values().filter(|cell| is_watched(cell)).map(|cell| &cell.id)
     }
 
-    /// Returns the largest number of silent cells that fell silent together, and the number of all
-    /// cells, of those whose silence counts.
+    /// Returns the largest number of watched cells that fell silent together, and the number of all
+    /// watched cells.
     fn silent_cells(&self) -> (usize, usize) {
         let (mut all, mut since) = (0, Vec::new());
         for cell in self.watched_cells() {
@@ -282,8 +281,8 @@ impl Engine {
         (since.iter().enumerate().map(together).max().unwrap_or_default(), all)
     }
 
-    /// Compares the number of silent cells with all. The counts begin again when enough cells are
-    /// connected: the others may be about to connect.
+    /// Updates whether the node may be cut off. When a cut-off ends, the counts begin again,
+    /// because the silent cells may be about to connect.
     fn update_cut_off(&mut self, now: Now) {
         if self.health.silent.len() < MIN_CUT_OFF && !self.health.is_cut_off {
             return;

@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug, Clone)]
 pub struct OpenLaunch {
     pub(in crate::engine) request: Arc<Launch>,
-    /// True if a call has no answer: it may have made an instance.
+    /// True if a call got no answer, and may have made an instance.
     pub(in crate::engine) may_have_effect: bool,
     /// The error of the last call.
     pub(in crate::engine) error: Option<ProviderError>,
@@ -23,10 +23,9 @@ pub struct OpenLaunch {
 /// The parts of a launch that are known after its answer.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct CellLaunch {
-    /// The request, until the cell is bound; `None` if a previous daemon has its answer.
+    /// The request, until the cell is bound; `None` if a previous daemon got the answer.
     pub(in crate::engine) request: Option<Arc<Launch>>,
-    /// The digest of the provider's own parameters of the request; `None` without
-    /// any.
+    /// The digest of the provider's own parameters of the request; `None` without parameters.
     pub(in crate::engine) parameters_sha256: Option<String>,
     /// The number of replays of the request.
     pub(in crate::engine) replays: u32,
@@ -39,12 +38,11 @@ pub(in crate::engine) struct CellLaunch {
 #[derive(Debug)]
 pub(in crate::engine) struct Offered {
     pub(in crate::engine) candidate: Candidate,
-    /// The reason for it; empty in the record of an older daemon.
+    /// The reason for the choice; empty in the record of an older daemon.
     pub(in crate::engine) reason: String,
 }
 
 impl Offered {
-    /// Returns the offering of a cell's record, if it has one.
     pub(in crate::engine) fn from_stored(record: &store::Cell) -> Option<Self> {
         let candidate = launch::candidate(record.offering.as_ref()?);
         Some(Self { candidate, reason: record.offering_reason.clone() })
@@ -52,19 +50,19 @@ impl Offered {
 }
 
 impl OpenLaunch {
-    /// Returns a launch that was not called.
+    /// Returns a launch whose call was not made yet.
     pub(in crate::engine) fn new(request: Arc<Launch>) -> Self {
         Self { request, may_have_effect: false, error: None }
     }
 
-    /// Returns the launch of a previous daemon, whose call may be on its way.
+    /// Returns the launch of a previous daemon. Its call may be under way.
     pub(in crate::engine) fn resumed(request: Arc<Launch>) -> Self {
         Self { may_have_effect: true, ..Self::new(request) }
     }
 }
 
 impl CellLaunch {
-    /// Returns the candidates of the request, as long as it is known.
+    /// Returns the candidates of the request, if the request is known.
     pub(in crate::engine) fn candidates(&self) -> impl Iterator<Item = &Candidate> {
         self.request.iter().flat_map(|request| &request.spec.candidates)
     }

@@ -2,10 +2,10 @@
 
 use crate::id::SandboxId;
 
-/// The order that a cell was launched for, or that has taken it.
+/// The order that a cell was launched for, or that has taken the cell.
 #[derive(Debug, Default)]
 pub(in crate::engine) enum CellOrder {
-    /// The cell has no order, and no record of one is written with its own.
+    /// The cell has no order, and its commits write no record of an order.
     #[default]
     None,
     /// The order waits for the cell.
@@ -23,7 +23,7 @@ impl CellOrder {
         }
     }
 
-    /// Returns the order whose record is written with that of the cell.
+    /// Returns the order whose record is written with the cell's record.
     pub(in crate::engine) fn recorded(&self) -> Option<&SandboxId> {
         match self {
             Self::Waiting(sandbox) | Self::Parted(sandbox) => Some(sandbox),
@@ -31,7 +31,7 @@ impl CellOrder {
         }
     }
 
-    /// Parts the order from the cell. Returns it if it waited.
+    /// Parts the order from the cell. Returns the order if it waited.
     pub(in crate::engine) fn part(&mut self) -> Option<SandboxId> {
         let sandbox = self.waiting().cloned()?;
         *self = Self::Parted(sandbox.clone());

@@ -1,8 +1,9 @@
 //! Places in which providers look for instances: the node, or a region and an endpoint.
 //!
-//! A cell has the provider and the place of its launch. If no configured provider looks there, none
-//! knows the instance, and neither its "not found" nor a confirmed end proves anything: the pod
-//! runs on. An instance that a provider shows is in its place, whatever the record says.
+//! A cell has the provider and the place of its launch. If no configured provider looks in that
+//! place, no provider knows the instance: neither "not found" nor a confirmed end proves anything,
+//! and the pod runs on. An instance that a provider shows is in the provider's place, whatever the
+//! record says.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,19 +16,19 @@ use crate::{
     provider::{ErrorClass, InstanceId, ProviderError},
 };
 
-/// The reason of a cell that no pod has had before the provider's place was changed.
+/// The end reason of a cell in a place where no provider looks, if no pod was bound to it.
 pub(in crate::engine) const ELSEWHERE: &str =
     "it was launched by another provider, in another region or at another endpoint";
 
 impl Cell {
-    /// Returns the place of its launch, or else its provider.
+    /// Returns the place of its launch, or its provider if the place is unknown.
     fn launched_in(&self) -> Option<&Arc<str>> {
         self.place.as_ref().or(self.provider.as_ref())
     }
 }
 
 impl Engine {
-    /// Returns the places of cells in which no provider looks, with their cells.
+    /// Returns the places of cells where no provider looks, with their cells.
     pub fn other_places(&self) -> BTreeMap<Arc<str>, Vec<CellId>> {
         let mut places: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for cell in self.cells.values().filter(|cell| self.is_elsewhere(cell)) {
@@ -37,7 +38,7 @@ impl Engine {
         places
     }
 
-    /// Returns the places in which the providers look; empty if they have none.
+    /// Returns the places in which the providers look; empty if providers have no places.
     pub fn provider_places(&self) -> String {
         let mut places: Vec<&str> =
             self.providers.iter().filter_map(|provider| provider.place.as_deref()).collect();
@@ -55,8 +56,8 @@ impl Engine {
         self.providers.of(cell).is_none()
     }
 
-    /// Returns whether the end of a cell's pod awaits the confirmed end of the instance. A
-    /// provider of another place can't confirm it.
+    /// Returns whether the end of a cell's pod awaits the confirmed end of the instance. A provider
+    /// that looks in another place can't confirm the end.
     pub(in crate::engine) fn awaits_end_of(&self, cell: &Cell) -> bool {
         self.providers.of(cell).is_some_and(|provider| provider.capabilities.awaits_ends())
     }
@@ -72,7 +73,8 @@ impl Engine {
         Some(ProviderError::without_cause(ErrorClass::NotFound, doing))
     }
 
-    /// Takes the instances that a provider shows for those of its place, if no other finds them.
+    /// Records a provider and its place for the cells whose instances it shows, if their recorded
+    /// place is unknown or no provider looks there.
     pub(in crate::engine) fn found(
         &mut self,
         key: ProviderKey,
@@ -95,7 +97,7 @@ impl Engine {
         }
     }
 
-    /// Returns whether a cell is in a place in which no provider looks.
+    /// Returns whether a cell is in a place where no provider looks.
     pub(in crate::engine) fn is_out_of_sight(&self, id: &CellId) -> bool {
         self.cells.get(id).is_some_and(|cell| self.is_elsewhere(cell))
     }

@@ -9,21 +9,20 @@ use crate::{
     wanted::Wanted,
 };
 
-/// A pod for which a cell was launched, or that has taken it from a warm pool.
+/// A pod that a cell was launched for, or that has taken the cell from a warm pool.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::engine) struct Pod {
     /// The id of its sandbox.
     pub(in crate::engine) sandbox: String,
     pub(in crate::engine) uid: String,
     pub(in crate::engine) namespace: String,
-    /// The time for which the cell's agent may be silent, if the pod has a limit of its own.
+    /// The time for which the cell's agent may be silent, if the pod sets a limit.
     pub(in crate::engine) healthy_timeout: Option<HealthyTimeout>,
     /// Its host ports and networks, from its attachment until its end.
     pub(in crate::engine) ports: Option<Box<PodPorts>>,
 }
 
 impl Pod {
-    /// Returns the pod of an order.
     pub(in crate::engine) fn of_order(sandbox: &SandboxId, wanted: &Wanted) -> Self {
         Self {
             sandbox: sandbox.as_str().to_owned(),
@@ -34,7 +33,6 @@ impl Pod {
         }
     }
 
-    /// Returns the pod of a recorded sandbox.
     pub(in crate::engine) fn of_sandbox(sandbox: &JournalSandbox) -> Self {
         Self {
             sandbox: sandbox.id.clone(),
@@ -44,7 +42,7 @@ impl Pod {
         }
     }
 
-    /// Returns the pod of a cell's record, if it has one, with the ports of its recorded sandbox.
+    /// Returns the pod in a cell's record, if any, with the ports of its recorded sandbox.
     pub(in crate::engine) fn from_stored(
         record: &store::Cell,
         sandbox: Option<&JournalSandbox>,

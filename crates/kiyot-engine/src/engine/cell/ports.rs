@@ -1,4 +1,5 @@
-//! Host ports and networks of pods in cells: a pod gets no cell for those that another pod has.
+//! Host ports and networks of pods in cells: a pod gets no cell if another pod has its port or
+//! network.
 
 use std::fmt;
 
@@ -20,7 +21,7 @@ pub struct PodPorts {
 }
 
 impl PodPorts {
-    /// Returns true without any.
+    /// Returns whether there are neither ports nor networks.
     pub fn is_empty(&self) -> bool {
         self.ports.is_empty() && self.networks.is_empty()
     }
@@ -28,13 +29,16 @@ impl PodPorts {
 
 /// A host port or a network that another pod has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{taken} is taken by pod {pod}{}; allowed: what no other pod has", in_cell(.cell))]
+#[error(
+    "{taken} is taken by pod {pod}{}; allowed: a port or network that no other pod has",
+    in_cell(.cell)
+)]
 pub struct PortTaken {
     /// The port or the network.
     pub taken: Taken,
     /// Namespace and name of the other pod.
     pub pod: String,
-    /// Its cell; empty before its launch.
+    /// The cell of the other pod; empty before its launch.
     pub cell: String,
 }
 
@@ -61,8 +65,8 @@ fn in_cell(cell: &str) -> String {
 }
 
 impl Engine {
-    /// Returns the first of a pod's host ports and networks that another pod has, whose cell is
-    /// ordered or may hold it.
+    /// Returns the first of a pod's host ports and networks that another pod has. The other pod has
+    /// a cell that is ordered, or that may hold the port or network.
     pub fn taken_port(&self, wanted: &Wanted) -> Option<PortTaken> {
         let PodPorts { ports, networks, .. } = wanted.pod_ports()?;
         let uid = &wanted.key.pod_uid;
@@ -108,7 +112,7 @@ impl Engine {
 }
 
 impl Wanted {
-    /// Returns the host ports and networks of its pod; `None` without any.
+    /// Returns the host ports and networks of its pod; `None` if the pod has neither.
     pub(in crate::engine) fn pod_ports(&self) -> Option<PodPorts> {
         let networks = self.cloud_routes();
         let held = PodPorts { pod: self.key.pod(), ports: self.ports.clone(), networks };

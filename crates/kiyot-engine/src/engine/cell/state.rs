@@ -35,7 +35,7 @@ pub enum State {
         /// The provider's id of the instance.
         instance: InstanceId,
     },
-    /// Its agent has connected; no order wants it now.
+    /// Its agent has connected; no order wants the cell now.
     Idle {
         /// The provider's id of the instance.
         instance: InstanceId,
@@ -89,7 +89,8 @@ pub enum EndStep {
     Launching(LaunchCall, OpenLaunch),
     /// Launch and instance are unknown: the listing must show the instance.
     Lost,
-    /// An attachment is pending and must finish first, or it could recreate what is removed.
+    /// An attachment is pending and must finish first: it could recreate parts that the termination
+    /// removes.
     Attaching(InstanceId),
     /// The provider's termination is pending.
     Pending(Option<InstanceId>),
@@ -109,7 +110,8 @@ pub enum CellEvent {
     Created(Arc<Launch>),
     /// The daemon started, and found the cell's launch in the journal.
     Resumed,
-    /// A record could not be written. No call was skipped after it that has an event of its own.
+    /// A record could not be written, and no launch or attachment was skipped: these have their own
+    /// events.
     RecordFailed,
     /// The instance of the launch is known.
     Launched(InstanceId),
@@ -139,7 +141,7 @@ pub enum CellEvent {
     Detached,
     /// The shared parts of the node could not be released.
     DetachFailed,
-    /// The time is over after which a cell without contact has stopped its pod.
+    /// The orphan timeout has passed: the cell, without contact, has stopped its pod.
     OrphanTimeout,
     /// The cell must end.
     End(Arc<str>),
@@ -149,29 +151,29 @@ pub enum CellEvent {
     TerminationAccepted,
     /// The provider could not terminate the instance.
     TerminationFailed,
-    /// The instance has ended, whatever becomes of its termination.
+    /// The instance has ended, even if its termination was refused.
     InstanceTerminated,
     /// The pause before a retry is over.
     RetryDue,
 }
 
-/// An effect on a cell, carried out in order.
+/// An effect on a cell. Effects are carried out in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CellEffect {
-    /// Records the state. On failure the effects after it are skipped. The event of a skipped
-    /// launch or attachment follows, otherwise [`CellEvent::RecordFailed`].
+    /// Records the state. On failure, later effects are skipped. Then the event of a skipped launch
+    /// or attachment follows, or otherwise [`CellEvent::RecordFailed`].
     Record,
     /// Records the state; a failure is logged.
     RecordIfPossible,
-    /// Calls the launch, with the recorded parameters.
+    /// Launches the instance with the recorded parameters.
     Launch,
     /// Attaches the instance to the pod's network.
     Attach,
-    /// Has the agent end all containers.
+    /// Asks the agent to end all containers.
     ShutDown,
     /// Releases the shared parts of the node.
     Detach,
-    /// Terminates the instance, or without an id all listed instances of the cell.
+    /// Terminates the instance; without an id, all listed instances of the cell.
     Terminate,
     /// Emits [`CellEvent::RetryDue`] after a pause.
     StartRetryTimer,
@@ -244,7 +246,7 @@ impl State {
             (Self::Binding { instance }, E::End(reason) | E::Stop(reason)) => {
                 awaiting(reason, S::Attaching(instance))
             }
-            // An earlier record failed: the attachment follows one of its own.
+            // An earlier record failed: the attachment follows its own record.
             (Self::Binding { instance }, E::RecordFailed) => {
                 awaiting(NOT_RECORDED.into(), S::Attaching(instance))
             }
@@ -322,7 +324,7 @@ impl State {
                 Self::Terminating(end, S::Backoff(instance)),
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
-            // The provider ends nothing now, and the shared parts may not be released yet.
+            // The provider refuses the termination, and may still hold the shared parts.
             (Self::Terminating(end, S::Backoff(Some(instance))), E::InstanceTerminated) => {
                 (Self::Terminating(end, S::Detach(instance)), vec![F::Record, F::Detach])
             }
@@ -330,7 +332,7 @@ impl State {
                 Self::Terminating(end, S::Backoff(Some(instance))),
                 vec![F::AnswerNotTerminated, F::StartRetryTimer],
             ),
-            // A record failed that the end has overtaken: its termination may have been skipped.
+            // The end has overtaken the record that failed: its termination may have been skipped.
             (Self::Terminating(end, S::Pending(instance)), E::RecordFailed) => {
                 (Self::Terminating(end, S::Backoff(instance)), vec![F::StartRetryTimer])
             }
@@ -390,7 +392,7 @@ impl State {
         }
     }
 
-    /// Returns the end that has begun, for a change.
+    /// Returns the end that has begun, to change it.
     pub(in crate::engine) fn end_mut(&mut self) -> Option<&mut End> {
         match self {
             Self::Stopping(end, ..) | Self::Terminating(end, _) | Self::Ended(end) => Some(end),
@@ -398,7 +400,7 @@ impl State {
         }
     }
 
-    /// Returns true before the cell is bound or must end.
+    /// Returns whether the cell is not bound yet and need not end.
     pub fn is_unbound(&self) -> bool {
         matches!(
             self,
@@ -410,7 +412,7 @@ impl State {
         )
     }
 
-    /// Returns true while the instance is expected to run.
+    /// Returns whether the instance is expected to run.
     pub fn expects_instance(&self) -> bool {
         matches!(
             self,
@@ -422,7 +424,7 @@ impl State {
         )
     }
 
-    /// Returns true while a launch without an answer may have made an instance.
+    /// Returns whether a launch without an answer may have made an instance.
     pub fn has_open_launch(&self) -> bool {
         self.open_launch().is_some() || matches!(self, Self::Terminating(_, EndStep::Lost))
     }
@@ -436,7 +438,7 @@ impl State {
         }
     }
 
-    /// Returns the launch that has no answer, for a change.
+    /// Returns the launch that has no answer, to change it.
     pub(in crate::engine) fn open_launch_mut(&mut self) -> Option<&mut OpenLaunch> {
         match self {
             Self::Launching { launch, .. }
@@ -445,7 +447,7 @@ impl State {
         }
     }
 
-    /// Returns true while a launch without an answer waits for its replay.
+    /// Returns whether a launch without an answer waits for its replay.
     pub fn awaits_replay(&self) -> bool {
         matches!(
             self,
@@ -454,7 +456,7 @@ impl State {
         )
     }
 
-    /// Returns true while the listing must show the instance of a launch without an answer.
+    /// Returns whether only a listing can show the instance of a launch without an answer.
     pub fn is_searching(&self) -> bool {
         matches!(
             self,
@@ -466,28 +468,28 @@ impl State {
         )
     }
 
-    /// Returns true once the end is proven.
+    /// Returns whether the end is proven.
     pub fn is_ended(&self) -> bool {
         matches!(self, Self::Ended(_))
     }
 
-    /// Returns true while the proof of an accepted termination is pending.
+    /// Returns whether the proof of an accepted termination is pending.
     pub fn is_confirming(&self) -> bool {
         matches!(self, Self::Terminating(_, EndStep::Confirming(_)))
     }
 
-    /// Returns true while a failed termination waits for its retry.
+    /// Returns whether a failed termination waits for its retry.
     pub fn awaits_termination(&self) -> bool {
         matches!(self, Self::Terminating(_, EndStep::Backoff(_)))
     }
 
-    /// Returns true if it is proven that no container of the pod runs, for the record.
+    /// Returns whether it is proven that no container of the pod runs, for the record.
     pub fn containers_ended(&self) -> bool {
         self.end().is_some_and(|end| end.stopped)
     }
 
-    /// Returns true if the pod has no part in the cell any more: no container of it runs, or will
-    /// run, and the node shares nothing with it.
+    /// Returns whether the cell has released its pod: no container of the pod runs or will run, and
+    /// the node shares nothing with the cell.
     pub fn is_released(&self) -> bool {
         matches!(self, Self::Ended(_) | Self::Terminating(End { stopped: true, .. }, _))
     }
@@ -505,7 +507,7 @@ impl EndStep {
     }
 }
 
-/// The reason of a cell whose state could not be recorded.
+/// The end reason of a cell whose state could not be recorded.
 pub(in crate::engine) const NOT_RECORDED: &str = "its state could not be recorded";
 
 fn idle(instance: InstanceId) -> (State, Vec<CellEffect>) {

@@ -1,4 +1,4 @@
-//! Tags of instances: those of a launch, and those of a pod that takes a warm cell.
+//! Tags of instances, set by a launch or by a pod that takes a warm cell.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -12,15 +12,15 @@ use crate::{
     wanted::Wanted,
 };
 
-/// Bounds the pods that are remembered: a pod beyond them is reported again.
+/// Bounds the remembered pods: a forgotten pod is reported again.
 const MAX_REPORTED_PODS: usize = 1024;
 
-/// The pods whose labels that are no tags were reported, the last first.
+/// The pods whose unusable labels were reported, the last first.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct ReportedPods(VecDeque<String>);
 
 impl ReportedPods {
-    /// Remembers a pod. Returns false if it was remembered.
+    /// Remembers a pod. Returns whether the pod is new.
     fn insert(&mut self, uid: &str) -> bool {
         if self.0.iter().any(|reported| reported == uid) {
             return false;
@@ -32,8 +32,8 @@ impl ReportedPods {
 }
 
 impl Engine {
-    /// Returns the tags of a cell's instance for a pod. Reports labels that are no tags, once for
-    /// each pod, if the provider has tags.
+    /// Returns the tags of a cell's instance for a pod. If the provider has tags, reports the pod's
+    /// unusable labels, once for each pod.
     pub(in crate::engine) fn tags_for(
         &mut self,
         cell: &CellId,
@@ -51,8 +51,8 @@ impl Engine {
         tags
     }
 
-    /// Returns the tags that change when a pod takes a warm cell. Labels of an earlier pod, which
-    /// no longer wanted the cell, become empty.
+    /// Returns the tags that change when a pod takes a warm cell. If an earlier pod abandoned the
+    /// cell, the tags of its labels become empty.
     pub(in crate::engine) fn tags_at_bind(
         &mut self,
         id: &CellId,
@@ -65,7 +65,7 @@ impl Engine {
         if !self.providers.callee(cell).is_some_and(|it| it.capabilities.has_tags) {
             return BTreeMap::new();
         }
-        // Not known for a cell of a previous daemon: then all tags are set.
+        // The request of a previous daemon's cell is unknown: then all tags are set.
         let request = cell.launch.request.clone();
         let wanted = Arc::clone(&order.wanted);
         let mut tags = self.tags_for(id, &wanted, true);

@@ -9,7 +9,7 @@ use kiyot_proto::store;
 pub enum Step {
     /// The provider has answered the launch.
     Launched,
-    /// The cell's PID 1 has begun, as its agent says.
+    /// The cell's PID 1 has started, as its agent reports.
     Booted,
     /// The agent has spent its token.
     Enrolled,
@@ -37,7 +37,7 @@ impl Timeline {
         (Step::FirstContainer, "firstContainer"),
     ];
 
-    /// Sets the time of a step, unless it is set. Returns true if it was not.
+    /// Sets the time of a step unless it is set. Returns whether it was unset.
     pub(in crate::engine) fn reach(&mut self, step: Step, unix: Duration) -> bool {
         let time = &mut self.steps[step as usize];
         let is_new = *time == 0;
@@ -47,12 +47,12 @@ impl Timeline {
         is_new
     }
 
-    /// Returns the time of a step, in nanoseconds since 1970, if it is reached.
+    /// Returns the time of a step, in nanoseconds since 1970, if the step is reached.
     pub fn at(&self, step: Step) -> Option<i64> {
         Some(self.steps[step as usize]).filter(|time| *time != 0)
     }
 
-    /// Returns the steps that are reached, by name, with the milliseconds since another time.
+    /// Returns the reached steps by name, with the milliseconds since `begin_nanos`.
     pub fn since(&self, begin_nanos: i64) -> impl Iterator<Item = (&'static str, i64)> {
         let reached = |(step, name)| self.at(step).map(|time| (name, time));
         let times: Vec<_> = Self::STEPS.into_iter().filter_map(reached).collect();
@@ -61,13 +61,11 @@ impl Timeline {
             .map(move |(name, time)| (name, time.saturating_sub(begin_nanos).max(0) / 1_000_000))
     }
 
-    /// Returns the record.
     pub(in crate::engine) fn stored(&self) -> store::Timeline {
         let [launched, booted, enrolled, bound, image_ready, first_container] = self.steps;
         store::Timeline { launched, booted, enrolled, bound, image_ready, first_container }
     }
 
-    /// Returns the timeline of a record.
     pub(in crate::engine) fn from_stored(stored: &store::Timeline) -> Self {
         let store::Timeline { launched, booted, enrolled, bound, image_ready, first_container } =
             *stored;

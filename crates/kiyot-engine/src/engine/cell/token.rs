@@ -6,10 +6,10 @@ use kiyot_proto::store;
 
 use crate::engine::{ClaimRefusal, Now, cell::known};
 
-/// A token, which one key may spend.
+/// A token, which a single key may spend.
 #[derive(Debug)]
 pub(in crate::engine) struct Token {
-    /// Its digest.
+    /// The digest of the token.
     pub(in crate::engine) sha256: String,
     /// The time of its expiry for the record, in seconds since 1970.
     pub(in crate::engine) expires_unix: i64,
@@ -20,13 +20,11 @@ pub(in crate::engine) struct Token {
 }
 
 impl Token {
-    /// Returns a token that was not spent.
     pub(in crate::engine) fn new(sha256: String, ttl: Duration, now: Now) -> Self {
         let expires_unix = i64::try_from((now.unix + ttl).as_secs()).unwrap_or(i64::MAX);
         Self { sha256, expires_unix, deadline: now.boot + ttl, spent_by: None }
     }
 
-    /// Returns the token of a cell's record, if it has one.
     pub(in crate::engine) fn from_stored(record: &store::Cell, deadline: Duration) -> Option<Self> {
         Some(Self {
             sha256: known(&record.token_sha256)?,
@@ -36,8 +34,8 @@ impl Token {
         })
     }
 
-    /// Checks whether the token has a digest, may be spent by a key, if one is given, and has not
-    /// expired.
+    /// Checks that the token has this digest, that the key, if given, may spend it, and that it has
+    /// not expired.
     pub(in crate::engine) fn check(
         &self,
         sha256: &str,

@@ -1,4 +1,4 @@
-//! Tombstones: ended cells and the reasons of their ends, kept for pods that are not yet removed.
+//! Tombstones: ended cells and their end reasons, kept for pods that are not removed yet.
 
 use std::collections::VecDeque;
 
@@ -14,14 +14,14 @@ pub(in crate::engine) struct Tombstones {
 }
 
 impl Tombstones {
-    /// Adds a tombstone. Returns the cells whose tombstones are dropped for it.
+    /// Adds a tombstone. Returns the cells whose tombstones were dropped to make room.
     pub(in crate::engine) fn add(&mut self, cell: CellId, reason: String) -> Vec<CellId> {
         self.cells.push_back((cell, reason));
         let excess = self.cells.len().saturating_sub(MAX_TOMBSTONES);
         self.cells.drain(..excess).map(|(cell, _)| cell).collect()
     }
 
-    /// Drops all tombstones but those to keep. Returns the cells of the dropped.
+    /// Drops all tombstones except those to keep. Returns the cells of the dropped tombstones.
     pub(in crate::engine) fn retain(&mut self, keep: impl Fn(&CellId) -> bool) -> Vec<CellId> {
         let (kept, forgotten): (VecDeque<_>, VecDeque<_>) =
             self.cells.drain(..).partition(|(cell, _)| keep(cell));

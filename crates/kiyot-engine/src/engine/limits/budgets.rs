@@ -1,12 +1,12 @@
-//! CellBudgets: the shares that the cells of a namespace have of them on this node.
+//! CellBudgets: this node's shares, within which the cells of a namespace are launched.
 //!
-//! A launch whose price is within the shares of its namespace begins at once, whatever the
-//! Kubernetes API does. Beyond them its order waits, while the daemon asks for a larger share. A
-//! cell counts from its order to its proven end, before the launch is answered as its most
-//! expensive candidate. Which shares there are is decided outside: the engine launches within them.
+//! A launch whose price is within the shares of its namespace begins at once, even while the
+//! Kubernetes API is down. Beyond the shares, the order waits while the daemon asks for a larger
+//! share. A cell counts from its order to its proven end; until the launch is answered, it counts
+//! as its most expensive candidate. The daemon decides the shares; the engine launches within them.
 //!
-//! Limits of a day and a month need no share: once the cells of all nodes have cost that much,
-//! nothing more is launched until the next day or month.
+//! Limits of a day and a month need no share: once the cells of all nodes have cost the limit, no
+//! cell with a price is launched until the next day or month.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,9 +32,9 @@ pub struct BudgetFigures {
     pub limit: Option<Price>,
     /// The shares of all nodes.
     pub reserved: Price,
-    /// The limits of what the cells of all nodes cost.
+    /// The limits of the cost of all nodes' cells.
     pub spending_limits: SpendingLimits,
-    /// True if cells end once that is spent.
+    /// True if cells end once a limit of the cost is reached.
     pub ends_cells: bool,
     /// The cost of other nodes' cells, by the date of the report.
     pub others: Vec<Spending>,
@@ -42,12 +42,12 @@ pub struct BudgetFigures {
     pub own: Option<Spending>,
 }
 
-/// A node's share as it is recorded.
+/// A recorded share of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordedShare {
     /// The price that cells may have.
     pub hourly: Price,
-    /// True if the budget has a limit of a day or a month, so that its figures are waited for.
+    /// True if the budget has a limit of a day or a month. Then launches wait for its figures.
     pub limits_spending: bool,
 }
 
@@ -60,7 +60,7 @@ pub struct NamespaceNeed {
     pub held: Price,
     /// The cost of its cells.
     pub spent: Spending,
-    /// The orders that wait for a larger share, those that wait the longest first.
+    /// The orders that wait for a larger share, the longest wait first.
     pub orders: Vec<OrderNeed>,
 }
 
@@ -75,13 +75,13 @@ pub struct OrderNeed {
     pub dearest: Price,
 }
 
-/// The reason for which an order gets no cell within its CellBudgets.
+/// The reason why an order gets no cell within its CellBudgets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BudgetRefusal {
     /// The rest of the budget is too small.
     #[error(
-        "{}; the cheapest offering for the pod costs {cheapest}, and the node's share is {share}, \
-         of which its cells hold {held}", left(.budget, .figures.as_ref())
+        "{}; the cheapest offering for the pod costs {cheapest}, the node's share is {share}, \
+         and its cells hold {held}", left(.budget, .figures.as_ref())
     )]
     Exhausted {
         /// The budget.
@@ -101,7 +101,7 @@ pub enum BudgetRefusal {
     /// The API did not answer in time.
     #[error(
         "no cell was launched for {seconds} s, because the Kubernetes API did not grant the node a \
-         larger share of CellBudget {budget}; its share is {share}, of which its cells hold {held}"
+         larger share of CellBudget {budget}; its share is {share}, and its cells hold {held}"
     )]
     NotGranted {
         /// The budget.
@@ -127,10 +127,10 @@ pub enum BudgetRefusal {
 }
 
 impl BudgetRefusal {
-    /// The limits of all refusals.
+    /// The names of all limits that refuse orders.
     const LIMITS: [&str; 5] = ["hour", "day", "month", "not_granted", "not_known"];
 
-    /// Returns the limit, for metrics.
+    /// Returns the name of the limit, for metrics.
     fn limit(&self) -> &'static str {
         match self {
             Self::Exhausted { .. } => "hour",
@@ -142,7 +142,7 @@ impl BudgetRefusal {
     }
 }
 
-/// A limit of a CellBudget that is reached.
+/// A reached limit of a CellBudget.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "CellBudget {budget} allows {limit} a {period} on all nodes, and {spent} are spent; its \
@@ -180,7 +180,7 @@ struct Share {
     /// True while the budget has a limit of a day or a month, and its figures are not known.
     awaits_figures: bool,
     figures: Option<BudgetFigures>,
-    /// The limit that is reached.
+    /// The reached limit.
     spent: Option<Spent>,
 }
 
@@ -204,16 +204,16 @@ impl Share {
 pub(in crate::engine) struct Budgets {
     /// False if namespaces have no budgets.
     is_on: bool,
-    /// True once all budgets are known: a namespace without one has no limit.
+    /// True once all budgets are known: a namespace without a budget has no limit.
     are_known: bool,
     shares: BTreeMap<BudgetKey, Share>,
     /// The orders that wait for a larger share, with their candidates' lowest and highest price.
     asking: BTreeMap<SandboxId, (Price, Price)>,
-    /// The orders for which no share grows.
+    /// The orders whose requests for a larger share were refused.
     refused: BTreeSet<SandboxId>,
-    /// True if an order asks that did not before.
+    /// True if an order has begun to ask, or asks for other prices.
     has_new_ask: bool,
-    /// The orders that were refused, by the limit.
+    /// The number of refused orders, by limit.
     refusals: BTreeMap<&'static str, u64>,
 }
 
@@ -230,13 +230,13 @@ impl Budgets {
         self.shares.range(first..).take_while(move |(key, _)| key.namespace == namespace)
     }
 
-    /// Returns true if too little is known of a namespace.
+    /// Returns whether the budgets of a namespace, or figures that limit it, are unknown.
     fn is_unknown(&self, namespace: &str) -> bool {
         let mut shares = self.of(namespace).peekable();
         !self.are_known && shares.peek().is_none() || shares.any(|(_, share)| share.awaits_figures)
     }
 
-    /// Returns the limit of a namespace that is reached.
+    /// Returns the reached limit of a namespace.
     fn spent(&self, namespace: &str) -> Option<&Spent> {
         self.of(namespace).find_map(|(_, share)| share.spent.as_ref())
     }
@@ -248,8 +248,8 @@ impl Budgets {
         budgets.find(|(_, share)| share.is_too_small_for(needed)).map(|(key, _)| key)
     }
 
-    /// Returns true if the shares of a namespace allow a further cell of this price. The cells of
-    /// no namespace have no budget.
+    /// Returns whether the shares of a namespace allow a further cell at this price. Cells without
+    /// a namespace have no budget.
     pub(in crate::engine) fn allows(&self, cells: &Cells, namespace: &str, price: Price) -> bool {
         // What costs nothing is within every budget.
         !self.is_on
@@ -262,7 +262,7 @@ impl Budgets {
 }
 
 impl Engine {
-    /// Has namespaces keep to budgets, at first to the recorded shares.
+    /// Limits namespaces by budgets, at first by the recorded shares.
     pub fn keep_budgets(&mut self, recorded: impl IntoIterator<Item = (BudgetKey, RecordedShare)>) {
         self.budgets.is_on = true;
         self.budgets.refusals = BudgetRefusal::LIMITS.map(|limit| (limit, 0)).into();
@@ -285,9 +285,9 @@ impl Engine {
         self.place_asking(|_| was_awaited, now)
     }
 
-    /// Compares what cells have cost with the limits of budgets, and ends the cells of budgets that
-    /// demand it. Returns the needs of all namespaces that have cells or waiting orders, or whose
-    /// cells have cost something in this month or in the last one that was reported.
+    /// Compares the cost of cells with the limits of budgets, and ends the cells of reached budgets
+    /// that demand it. Returns the needs of all namespaces with cells, waiting orders, a cost in
+    /// this month, or a reported cost.
     pub fn budget_needs(&mut self, now: Now) -> (Vec<NamespaceNeed>, Effects) {
         let limited = self.budgets.shares.iter().filter(|(_, share)| share.limits_spending());
         let limited: Vec<BudgetKey> = limited.map(|(key, _)| key.clone()).collect();
@@ -311,7 +311,7 @@ impl Engine {
         }
     }
 
-    /// Returns the limit of a budget that is reached.
+    /// Returns the reached limit of a budget.
     fn reached(&self, key: &BudgetKey, own: Spending) -> Option<Spent> {
         let share = self.budgets.shares.get(key).filter(|share| share.limits_spending())?;
         let figures = share.figures.as_ref()?;
@@ -322,7 +322,7 @@ impl Engine {
         Some(Spent { budget: key.clone(), period, limit, spent, date: all.date })
     }
 
-    /// Ends the cells of a namespace that cost something.
+    /// Ends the cells of a namespace that have a price.
     fn end_cells_of(&mut self, namespace: &str, spent: &Spent, now: Now) {
         let costs = |cell: &&Cell| {
             cell.namespace() == namespace
@@ -338,19 +338,19 @@ impl Engine {
         }
     }
 
-    /// Removes a budget: its namespace is not limited by it any more.
+    /// Removes a budget, which no longer limits its namespace.
     pub fn remove_budget(&mut self, key: &BudgetKey, now: Now) -> Effects {
         self.budgets.shares.remove(key);
         self.place_asking(|_| true, now)
     }
 
-    /// Notes that all budgets are known, or no longer are.
+    /// Sets whether all budgets are known.
     pub fn set_budgets_known(&mut self, are_known: bool, now: Now) -> Effects {
         self.budgets.are_known = are_known;
         self.place_asking(|_| true, now)
     }
 
-    /// Raises the share of a budget, which was read back and recorded.
+    /// Raises the share of a budget. The share was read back and recorded before.
     pub fn grant_share(&mut self, key: &BudgetKey, hourly: Price, now: Now) -> Effects {
         if let Some(share) = self.budgets.shares.get_mut(key) {
             share.hourly = hourly;
@@ -358,8 +358,8 @@ impl Engine {
         self.place_asking(|_| true, now)
     }
 
-    /// Lowers the share of a budget, but not below the price of the namespace's cells, unless more
-    /// than `most` is not the node's. Returns the share.
+    /// Lowers the share of a budget to `to`, but not below the price of the namespace's cells.
+    /// Lowers it to `most` in any case: the node has no more. Returns the share.
     pub fn lower_share(&mut self, key: &BudgetKey, to: Price, most: Price) -> Price {
         let held = held(&self.cells, &key.namespace);
         let Some(share) = self.budgets.shares.get_mut(key) else { return Price::FREE };
@@ -367,8 +367,8 @@ impl Engine {
         share.hourly
     }
 
-    /// Places orders again for which no share grows: each takes the candidates that fit, or is
-    /// refused.
+    /// Places orders again after their requests for a larger share were refused: each order takes
+    /// the candidates that fit, or is refused.
     pub fn refuse_growth(&mut self, orders: Vec<SandboxId>, now: Now) -> Effects {
         self.budgets.refused.extend(orders);
         let refused = self.budgets.refused.clone();
@@ -384,7 +384,7 @@ impl Engine {
         self.handle(Event::Tick, now)
     }
 
-    /// Returns the orders that wait for a larger share, those that wait the longest first.
+    /// Returns the orders that wait for a larger share, the longest wait first.
     fn take_asking(&mut self) -> Vec<(SandboxId, (Price, Price))> {
         let orders = &self.orders;
         let waits = |sandbox: &SandboxId| {
@@ -401,7 +401,7 @@ impl Engine {
         asking
     }
 
-    /// Returns the needs of namespaces. `spent` is what the cells of some of them have cost.
+    /// Returns the needs of namespaces. `spent` has costs that are computed already.
     pub(in crate::engine) fn needs(
         &mut self,
         spent: &BTreeMap<String, Spending>,
@@ -433,12 +433,11 @@ impl Engine {
         needs.into_iter().map(need).collect()
     }
 
-    /// Counts the refusal of an order.
     pub(in crate::engine) fn count_refusal(&mut self, refusal: &BudgetRefusal) {
         *self.budgets.refusals.entry(refusal.limit()).or_default() += 1;
     }
 
-    /// Returns the numbers of the budgets; `None` if namespaces have none.
+    /// Returns the metrics of the budgets; `None` if namespaces have no budgets.
     pub(in crate::engine) fn budget_metrics(&self) -> Option<BudgetMetrics> {
         let Budgets { is_on, shares, asking, refusals, .. } = &self.budgets;
         let waiting = asking.keys().filter_map(|sandbox| self.orders.get(sandbox));
@@ -450,20 +449,20 @@ impl Engine {
         is_on.then_some(BudgetMetrics { shares, waiting, refusals })
     }
 
-    /// Returns whether an order asks for a larger share that did not before, once.
+    /// Returns whether an order has begun to ask for a larger share since the last call.
     pub fn has_new_ask(&mut self) -> bool {
         std::mem::take(&mut self.budgets.has_new_ask)
     }
 
-    /// Returns true if all instances of this node belong to known cells: after the loss of the
-    /// journal, others may run at the namespaces' cost.
+    /// Returns whether all instances of this node belong to known cells. After the loss of the
+    /// journal, strays may run at the cost of namespaces.
     pub fn counts_all_instances(&self) -> bool {
         !self.providers.iter().any(|provider| provider.evidence.may_have_strays())
     }
 
-    /// Returns the candidates of an order that its namespace's shares allow, if those of the
-    /// preferred provider are among them, or no share grows. Returns `None` while the order waits
-    /// for a larger share.
+    /// Returns the candidates of an order that the shares of its namespace allow, if the shares
+    /// allow all candidates of the preferred provider, or a larger share was refused. Returns
+    /// `None` while the order waits for a larger share.
     pub(in crate::engine) fn within_shares(
         &mut self,
         sandbox: &SandboxId,
@@ -508,7 +507,7 @@ impl Engine {
         Ok(Some(ranked))
     }
 
-    /// Returns the error of an order whose time is over while it waits for a larger share.
+    /// Returns the error of an order that has waited for a larger share until its deadline.
     pub(in crate::engine) fn share_timeout(
         &self,
         sandbox: &SandboxId,

@@ -1,7 +1,7 @@
 //! The market of a launch, for an order or a pool that prefers spot and accepts on-demand.
 //!
-//! A launch has candidates of one market: spot, until its offerings were refused or the deadline is
-//! over, then on-demand.
+//! A launch has candidates of a single market: spot, until the spot offerings were refused or the
+//! deadline has passed; then on-demand.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Order {
-    /// Returns true if it prefers spot and accepts on-demand.
+    /// Returns whether it prefers spot and accepts on-demand.
     fn has_choice_of_market(&self) -> bool {
         let has = |market| self.candidates().any(|it| it.offering.market == market);
         has(Market::Spot) && has(Market::OnDemand)
@@ -19,7 +19,7 @@ impl Order {
 }
 
 impl Cell {
-    /// Returns true if its launch was for spot, or is spot.
+    /// Returns whether its launch was for spot, or its instance is spot.
     pub(in crate::engine) fn was_for_spot(&self) -> bool {
         let mut all = self.launch.candidates().chain(self.offering());
         all.any(|candidate| candidate.offering.market == Market::Spot)
@@ -27,8 +27,8 @@ impl Cell {
 }
 
 impl Engine {
-    /// Returns the candidates of a launch now, of those that an order or a pool accepts. The
-    /// offerings of providers without spot are taken on either market.
+    /// Returns the candidates of a launch now, among the offerings that an order or a pool accepts.
+    /// All offerings of a provider with a single market are candidates.
     pub(in crate::engine) fn of_market(
         &self,
         ranked: &[Ranked],
@@ -49,8 +49,8 @@ impl Engine {
         ranked.iter().filter(is_launched).cloned().collect()
     }
 
-    /// Keeps the time since which the pod of a failed order waits for spot: its next order has the
-    /// same deadline.
+    /// Keeps the time since which the pod of a failed order waits for spot: the pod's next order
+    /// has the same deadline.
     pub(in crate::engine) fn keep_spot_wait(&mut self, order: &Order) {
         let uid = &order.wanted.key.pod_uid;
         if order.has_choice_of_market() && !uid.is_empty() {

@@ -1,4 +1,4 @@
-//! Times of recent starts, by which a pod with `start-within` has its offerings ranked.
+//! Times of recent starts, which rank the offerings for a pod with `start-within`.
 
 use std::{
     borrow::Cow,
@@ -12,9 +12,10 @@ use crate::{
     wanted::Wanted,
 };
 
-/// The latest starts of a provider, or of a family of its instance types, that are kept.
+/// The number of latest starts that are kept for a provider, and for each family of its instance
+/// types.
 const KEPT_STARTS: usize = 20;
-/// The number of starts from which on their time is known.
+/// The number of starts from which a time counts as measured.
 const LEAST_STARTS: usize = 3;
 /// The percentage of the kept starts that took no longer than the measured time.
 const PERCENTILE: usize = 90;
@@ -64,7 +65,7 @@ impl StartTimes {
         }
     }
 
-    /// Returns the measured time of an offering: that of its family, else that of its provider.
+    /// Returns the measured time of an offering's family, or else of its provider.
     pub fn of(&self, offering: &Ranked) -> Option<Duration> {
         let Ranked { provider, candidate } = offering;
         let key = (*provider, Cow::Borrowed(family(&candidate.offering.instance_type)));
@@ -72,8 +73,9 @@ impl StartTimes {
         of_family.or_else(|| self.of_providers.get(provider).and_then(Recent::time))
     }
 
-    /// Ranks offerings by their starts: first those that are within the limit, then those without a
-    /// measurement, both in their order, and last the others, the fastest first.
+    /// Ranks offerings by their measured times: first the offerings within the limit, then the
+    /// offerings without a measurement, both in their order; last the slower offerings, the fastest
+    /// first.
     pub fn rank(&self, mut ranked: Vec<Ranked>, within: Duration) -> Vec<Ranked> {
         ranked.sort_by_cached_key(|it| match self.of(it) {
             Some(time) if time <= within => (0, Duration::ZERO),
@@ -83,7 +85,8 @@ impl StartTimes {
         ranked
     }
 
-    /// Returns the least time of ranked offerings if none of them is within the limit.
+    /// Returns the shortest time of ranked offerings if all of them are measured and beyond the
+    /// limit.
     pub fn beyond(&self, ranked: &[Ranked], within: Duration) -> Option<Duration> {
         ranked.first().and_then(|first| self.of(first)).filter(|time| *time > within)
     }
@@ -95,7 +98,8 @@ impl Engine {
         &self.start_times
     }
 
-    /// Ranks the offerings of an order by the starts that its pod asks for.
+    /// Ranks the offerings of an order by measured times, if its pod asks for a start within a
+    /// time.
     pub(super) fn by_start(&self, wanted: &Wanted, ranked: Vec<Ranked>) -> Vec<Ranked> {
         match wanted.request.start_within {
             Some(within) => self.start_times.rank(ranked, within),

@@ -1,4 +1,4 @@
-//! Starts of cells as histograms: the time to each step, and the cost, of cells of one kind.
+//! Histograms of starts by kind of cell: the time to each step, and the cost.
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
@@ -25,7 +25,7 @@ const MAX_KINDS: usize = 100;
 /// A kind of cells, as labels of their histograms.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Kind {
-    /// The family of the instance type: `t4g` of `t4g.nano`; empty if it is not known.
+    /// The family of the instance type: `t4g` of `t4g.nano`; empty if unknown.
     pub family: String,
     /// True for cells of warm pools.
     pub is_warm: bool,
@@ -35,7 +35,7 @@ pub struct Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Starts {
     /// The milliseconds until each step of [`Timeline::STEPS`], since the cell was requested, or
-    /// taken by its pod.
+    /// its pod took it.
     steps: [Histogram; Timeline::STEPS.len()],
     /// The cost of ended cells, in millionths of a dollar.
     cost: Histogram,
@@ -84,7 +84,8 @@ impl AllStarts {
 }
 
 impl AllStarts {
-    /// Returns the time to each step, of all cold and all warm starts, with names for the steps.
+    /// Returns the histogram of each step, for all cold and for all warm starts, under the given
+    /// names.
     pub(in crate::engine) fn by_step(
         &self,
         names: [&'static str; Timeline::STEPS.len()],
@@ -105,7 +106,7 @@ impl AllStarts {
 }
 
 impl Cell {
-    /// Returns the kind by which it is counted.
+    /// Returns the kind under which the cell is counted.
     pub(in crate::engine) fn kind(&self) -> Kind {
         let family = self.offering().map(|it| family(&it.offering.instance_type));
         Kind { family: family.unwrap_or_default().to_owned(), is_warm: self.pool.is_some() }
@@ -113,8 +114,9 @@ impl Cell {
 }
 
 impl Engine {
-    /// Takes a step of a cell's start, once, and counts the time until it. The cell of a previous
-    /// daemon is not counted: its launch waited for this one. Returns true for a new step.
+    /// Records a step of a cell's start, once, and counts the time until the step. A previous
+    /// daemon's cell is not counted, because its launch waited for this daemon. Returns whether the
+    /// step is new.
     pub(in crate::engine) fn reach(&mut self, id: &CellId, step: Step, now: Now) -> bool {
         let Some(cell) = self.cells.get_mut(id) else { return false };
         let is_new = cell.timeline.reach(step, now.unix);
@@ -134,12 +136,11 @@ impl Engine {
         is_new
     }
 
-    /// Counts the cost of a cell, or of its part with one pod.
+    /// Counts the cost of a cell, or of its time with a pod.
     pub(in crate::engine) fn count_cost(&mut self, kind: Kind, cost: Cost) {
         self.starts.of(kind).cost.observe(cost.micros());
     }
 
-    /// Returns the histograms of the cells of one kind.
     pub(in crate::engine) fn starts_of(&self, kind: &Kind) -> Starts {
         self.starts.by_kind.get(kind).cloned().unwrap_or_default()
     }

@@ -1,6 +1,6 @@
-//! Launches that no pod claims: the kubelet gave up, or the pod was changed or deleted.
+//! Abandoned orders: no call waits, because the kubelet gave up, or the pod was changed or deleted.
 //!
-//! Until a cell is attached it has nothing of its pod. It joins a warm pool that lacks a cell and
+//! Before its attachment, a cell has nothing of its pod. It joins a warm pool that lacks a cell and
 //! has its offering; otherwise it ends.
 
 use std::{sync::Arc, time::Duration};
@@ -16,11 +16,10 @@ use crate::{
     wanted::OrderKey,
 };
 
-/// Bounds the time in which a call must claim a launch whose callers have left. A kubelet repeats a
-/// call within 15 s.
+/// The time within which a call must join an abandoned order. A kubelet repeats a call within 15 s.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// The reason of a launch that no call has claimed in time.
+/// The end reason of an order that stayed abandoned.
 const UNCLAIMED: &str = "no call of the kubelet waited for the cell for three minutes";
 
 impl Engine {
@@ -52,8 +51,8 @@ impl Engine {
         }
     }
 
-    /// Ends an order that no call has claimed in time. A cell that is being attached goes on: its
-    /// pod's sandbox can be claimed.
+    /// Ends an order that no call has joined in time. A cell that is being attached goes on: a
+    /// later call can take over the sandbox.
     pub(in crate::engine) fn on_claim_timeout(&mut self, sandbox: &SandboxId, now: Now) {
         let Some(order) = self.orders.get(sandbox) else { return };
         match order.state.cell().cloned() {
@@ -67,7 +66,7 @@ impl Engine {
         }
     }
 
-    /// Parts a cell from its order, which is answered. The cell joins a warm pool, or ends.
+    /// Answers the order of a cell. The cell parts from the order, and joins a warm pool or ends.
     pub(in crate::engine) fn release(&mut self, id: &CellId, reason: &str, now: Now) {
         let pool = self.lacking_pool(id);
         let order = self.cells.get(id).and_then(|cell| cell.order.waiting().cloned());
@@ -82,9 +81,9 @@ impl Engine {
         }
     }
 
-    /// Returns a pool that lacks a cell and has all offerings that the cell may be of. A cell that
-    /// was attached, has failed, or was launched with parameters of its pod is for no pool, and
-    /// none is for one while no cell is launched, or of a provider that drains.
+    /// Returns a pool that lacks a cell and has all offerings that the cell may have. No pool takes
+    /// a cell that was attached, has failed, was launched with parameters of its pod, or belongs to
+    /// a draining provider. No pool takes any cell while launches are stopped.
     pub(in crate::engine) fn lacking_pool(&self, id: &CellId) -> Option<Arc<str>> {
         let cell = self.cells.get(id)?;
         let is_fresh = matches!(
@@ -114,9 +113,9 @@ impl Engine {
         pool.map(|(name, _)| Arc::clone(name))
     }
 
-    /// Makes a cell without an order one of a warm pool.
+    /// Adds a cell without an order to a warm pool.
     fn join_pool(&mut self, id: &CellId, pool: Arc<str>, now: Now) {
-        // The time until now is at the namespace's cost.
+        // The time until now is billed to the namespace.
         let cost = self.settle_cost(id, now);
         let Some(cell) = self.cells.get_mut(id) else { return };
         cell.bill.restart(cost, now);
@@ -128,12 +127,12 @@ impl Engine {
                 cell.timeline.reach(step, now.unix);
             }
         }
-        // Its commits remove the record of the order.
+        // The cell's commits remove the record of the order.
         cell.order.part();
         cell.pod = None;
         cell.pool = Some(Arc::clone(&pool));
         let is_idle = matches!(cell.state, State::Idle { .. });
-        // A record of the launch exists: it may have been called, whether this is written or not.
+        // The launch is recorded, and may have been called even if this commit fails.
         let is_launching = matches!(cell.state, State::Launching { .. });
         let of = if is_launching { CommitOf::Information } else { CommitOf::State };
         self.emit(id, Effect::Log(Notice::JoinedPool(pool)));

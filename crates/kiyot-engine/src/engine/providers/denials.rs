@@ -1,9 +1,9 @@
-//! Launches that were not permitted, which are not repeated for a while.
+//! Denied launches, which are not repeated for a while.
 //!
-//! Refused credentials stop all launches, and so does a quota that every launch needs. A launch
-//! that the policy does not permit stops those with its parameters and its first candidate alone: a
-//! pod chooses a role, security groups and an instance type by annotations, and must not stop the
-//! launches of others by them.
+//! Refused credentials, or a quota that every launch needs, stop all launches. A launch that the
+//! policy denies stops only the launches with its parameters and its first candidate: a pod chooses
+//! a role, security groups and an instance type by annotations, and must not stop the launches of
+//! other pods by its choice.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -22,13 +22,13 @@ type Kind = (Option<String>, Offering);
 /// A launch that was not permitted.
 #[derive(Debug)]
 pub(in crate::engine) struct Denial {
-    /// The time from which on launches are tried again.
+    /// The time from which launches are tried again.
     pub(in crate::engine) until: Duration,
     error: ProviderError,
 }
 
 impl Denial {
-    /// Returns the error of an order meanwhile.
+    /// Returns the error of an order until launches are tried again.
     pub(in crate::engine) fn error(&self, now: Now) -> CellError {
         let seconds = self.until.saturating_sub(now.boot).as_secs() + 1;
         CellError::Denied { seconds, source: self.error.clone() }
@@ -65,12 +65,12 @@ impl Denials {
         self.of_kinds.insert(kind, denial);
     }
 
-    /// Returns the denial for which no launch is tried.
+    /// Returns the denial that stops all launches.
     pub(in crate::engine) fn of_all(&self, now: Now) -> Option<&Denial> {
         self.of_all.as_ref().filter(|denial| now.boot < denial.until)
     }
 
-    /// Returns the denial for which no launch with these parameters and candidates is tried.
+    /// Returns the denial that stops launches with these parameters and candidates.
     pub(in crate::engine) fn of_kind(
         &self,
         parameters: &BTreeMap<String, String>,

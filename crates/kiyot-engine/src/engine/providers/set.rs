@@ -1,8 +1,8 @@
 //! The set of providers, which changes while the daemon runs.
 //!
-//! A provider that was added launches once its instances are listed. One that was removed drains:
-//! its warm cells end, those of pods go on, and its listings stay evidence. With the last of its
-//! cells and strays it is released.
+//! An added provider launches once its instances are listed. A removed provider drains: its warm
+//! cells end, its cells of pods go on, and its listings stay evidence. It is released once it has
+//! neither cells nor strays.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -28,14 +28,14 @@ pub struct ProviderView {
 pub enum ProviderState {
     /// Configured.
     Configured,
-    /// Removed by a reload, with cells or strays.
+    /// Removed by a reload, but still with cells or strays.
     Draining,
     /// Not configured at the start, and named by records of cells.
     NotConfigured,
 }
 
 impl ProviderState {
-    /// Returns its name.
+    /// Returns the name of the state.
     pub fn name(self) -> &'static str {
         match self {
             Self::Configured => "configured",
@@ -46,7 +46,7 @@ impl ProviderState {
 }
 
 impl Providers {
-    /// Configures these providers, in this order. The others drain.
+    /// Configures these providers, in this order. Other providers drain.
     fn set(&mut self, setups: Vec<ProviderSetup>) {
         let mut before = std::mem::take(&mut self.0);
         for setup in setups {
@@ -62,12 +62,12 @@ impl Providers {
 }
 
 impl Engine {
-    /// Configures providers, in the order in which equal offerings are preferred. The others
-    /// drain. One that is known goes on, with another part of the node.
+    /// Configures providers, in the order in which equal offerings are preferred. Other providers
+    /// drain. A known provider goes on; only its part of the node changes.
     pub fn set_providers(&mut self, providers: Vec<ProviderSetup>, now: Now) -> Effects {
         self.providers.set(providers);
         self.drain_pools(now);
-        // Those that no provider knew may have one now.
+        // A cell whose instance no provider knew may have a provider now.
         let cells: Vec<CellId> = self.cells.keys().cloned().collect();
         for cell in cells {
             self.settle(&cell, now);
@@ -81,7 +81,7 @@ impl Engine {
         self.providers.callee(cell).is_some_and(|provider| provider.is_draining)
     }
 
-    /// Releases the providers that drain and have neither cells nor strays.
+    /// Releases the draining providers that have neither cells nor strays.
     pub(in crate::engine) fn release_providers(&mut self) {
         if self.providers.iter().all(Provider::is_configured) {
             return;
@@ -98,7 +98,7 @@ impl Engine {
         }
     }
 
-    /// Returns the providers, in order, and those that only records of cells name.
+    /// Returns the providers in order, and the providers that only records of cells name.
     pub fn provider_views(&self) -> Vec<ProviderView> {
         let mut cells: BTreeMap<Arc<str>, usize> = BTreeMap::new();
         for cell in self.cells.values() {

@@ -71,8 +71,8 @@ fn paused(effects: &Effects) -> Vec<(String, u64)> {
     notices.collect()
 }
 
-/// Lets the boots of an order fail at a time: three, the last of which begins a pause in zone `a`.
-/// Returns the effects of all.
+/// Fails three boots of an order at a time. The last failure begins a pause in zone `a`. Returns
+/// all effects.
 fn fail_thrice(engine: &mut Engine, order: OrderSpec, now: u64) -> Effects {
     let (_, mut effects) = engine.order(order, at(now));
     let mut all = Effects::new();
@@ -112,7 +112,7 @@ fn three_boots_that_never_enrol_pause_launches_in_their_zone_alone() {
     assert_eq!((errors(&effects), launches(&effects)), (vec![expected], vec![]));
     let (_, effects) = engine.order(in_zones("moves", &["a", "b"]), at(10));
     assert_eq!(zones(&effects), ["b"]);
-    // The ranking avoids the zone, too.
+    // The ranking also avoids the zone.
     let refusals = engine.refusals_for(ONLY, &BTreeMap::new(), "", at(10));
     let reason = |zone| refusals.reason(&offering(zone), at(10).boot);
     assert_eq!(reason("a").as_deref(), Some(format!("3 boots {REASON}").as_str()));
@@ -133,7 +133,7 @@ fn trial_is_a_single_launch_and_its_failure_doubles_the_pause() {
         let (_, effects) = engine.order(order, at(now));
         assert_eq!(zones(&effects), ["a", "b"]);
         let trial = launches(&effects).remove(0);
-        // While its zone is not known, and while it boots.
+        // No second launch is made while the trial's zone is unknown and while the trial boots.
         let (_, effects) = engine.order(in_zones(&name("second"), &["a", "c"]), at(now));
         assert_eq!(zones(&effects), ["c"]);
         let second = launches(&effects).remove(0);
@@ -142,7 +142,7 @@ fn trial_is_a_single_launch_and_its_failure_doubles_the_pause() {
         let refused = engine.order(in_zones(&name("third"), &["a"]), at(now)).1;
         let error = errors(&refused).remove(0);
         assert!(error.contains("did not enrol, and the trial after them boots;"), "{error}");
-        // It is silent until the end of its time.
+        // The agent stays silent until the timeout.
         now += TTL.as_secs();
         engine.handle(Event::Tick, at(now));
         pauses.extend(paused(&terminated(&mut engine, &trial, now)));
@@ -155,7 +155,7 @@ fn trial_is_a_single_launch_and_its_failure_doubles_the_pause() {
 
 /// Verifies V105.
 #[test]
-fn agent_that_enrols_ends_the_pauses_also_before_its_launch_is_answered() {
+fn enrolled_agent_ends_the_pauses_even_before_its_launch_is_answered() {
     for is_answered in [true, false] {
         let mut engine = pausing(0);
         let trial = launches(&engine.order(in_zones("trial", &["a"]), at(60)).1).remove(0);
@@ -166,7 +166,7 @@ fn agent_that_enrols_ends_the_pauses_also_before_its_launch_is_answered() {
         if !is_answered {
             runs_in(&mut engine, &trial, "a", 63);
         }
-        // What follows its enrolment is no failed boot, and the next begin to count at 1.
+        // An end after the enrolment is no failed boot, and the next failures count from 1.
         ends(&mut engine, &trial, false, 64);
         assert!(!is_paused(&engine, 64), "{is_answered}");
         let effects = fail_thrice(&mut engine, in_zones("later", &["a"]), 70);
@@ -177,7 +177,7 @@ fn agent_that_enrols_ends_the_pauses_also_before_its_launch_is_answered() {
 
 /// Verifies V105.
 #[test]
-fn ends_without_a_fault_of_the_boot_are_not_counted() {
+fn ends_by_callers_or_for_lack_of_capacity_are_no_failed_boots() {
     let mut engine = engine(capabilities::CLOUD);
     for round in 0..10 {
         let now = 1000 * round;
@@ -237,7 +237,7 @@ fn boots_that_began_before_the_pause_do_not_lengthen_it() {
 
 /// Verifies V104.
 #[test]
-fn pod_stops_no_launches_of_others_by_what_it_chooses() {
+fn choices_of_a_pod_do_not_pause_launches_of_other_pods() {
     let parameters = |key: &str, value: &str| {
         let common = [("subnet:a".to_owned(), "subnet-a".to_owned())];
         common.into_iter().chain([(key.to_owned(), value.to_owned())]).collect::<BTreeMap<_, _>>()
@@ -262,7 +262,7 @@ fn pod_stops_no_launches_of_others_by_what_it_chooses() {
     fail_thrice(&mut engine, of_type("metal", Some("m5.metal")), 1);
     assert_eq!(engine.metrics(at(2)).launch_pauses, 2);
     let effects = fail_thrice(&mut engine, of_type("other", None), 2);
-    assert_eq!(paused(&effects).len(), 1, "it had its own three");
+    assert_eq!(paused(&effects).len(), 1, "the pod paused its own kind after three boots");
     // A pod of another size has the same boots.
     let large = of_type("large", None).with_parameters(parameters("volume-gib", "500"));
     assert_eq!(launches(&engine.order(large, at(3)).1), []);
@@ -277,9 +277,9 @@ fn warm_pools_pause_with_pods_and_try_again() {
     assert_eq!(launches(&engine.set_pools(vec![only()], at(1))), []);
     assert_eq!(launches(&engine.handle(Event::Tick, at(59))), []);
     let trial = launches(&engine.handle(Event::Tick, at(60)));
-    assert_eq!(trial.len(), 1, "one at a time");
+    assert_eq!(trial.len(), 1, "a single trial at a time");
     runs_in(&mut engine, &trial[0], "a", 61);
-    // It is silent until the end of its time.
+    // The agent stays silent until the timeout.
     let end = 60 + config().launch_timeout.as_secs();
     engine.handle(Event::Tick, at(end));
     let effects = terminated(&mut engine, &trial[0], end);
@@ -287,12 +287,16 @@ fn warm_pools_pause_with_pods_and_try_again() {
     let again = launches(&engine.handle(Event::Tick, at(end + 120)));
     assert_eq!(again.len(), 1);
     runs_in(&mut engine, &again[0], "a", end + 121);
-    assert_eq!(launches(&enrols(&mut engine, &again[0], end + 122)).len(), 1, "the second");
+    assert_eq!(
+        launches(&enrols(&mut engine, &again[0], end + 122)).len(),
+        1,
+        "a second cell is launched after the enrolment"
+    );
 }
 
 /// Verifies V104.
 #[test]
-fn failed_boots_are_kept_in_a_bounded_number_and_for_a_day() {
+fn failed_boots_are_bounded_and_kept_for_a_day() {
     let mut engine = engine(capabilities::CLOUD);
     let with_role = |number: u64| {
         let parameters = BTreeMap::from([("role".to_owned(), number.to_string())]);
@@ -307,7 +311,7 @@ fn failed_boots_are_kept_in_a_bounded_number_and_for_a_day() {
             engine.refusals_for(ONLY, &with_role(number).offers[0].parameters, "", at(300));
         refusals.reason(&offering("a"), at(300).boot).is_some()
     };
-    assert!((250..300).all(is_kept), "the last of them");
+    assert!((250..300).all(is_kept), "the latest kinds are kept");
     let day = 24 * 3600;
     fail_thrice(&mut engine, with_role(1000), 299 + day);
     assert_eq!(engine.breaker.kept(), 1);
@@ -345,7 +349,7 @@ fn patient_engine() -> Engine {
     engine
 }
 
-/// A boot, as the test follows it.
+/// The test's model of a boot.
 #[derive(Debug, Clone, Copy)]
 struct Open {
     began: u64,
@@ -353,7 +357,7 @@ struct Open {
 }
 
 impl Open {
-    /// Returns true while its token is valid.
+    /// Returns whether its token is valid.
     fn may_enrol(self, now: u64) -> bool {
         self.has_instance && now < self.began + TTL.as_secs()
     }
@@ -364,12 +368,12 @@ proptest! {
 
     /// Verifies V104, V105.
     #[test]
-    fn no_launch_is_made_in_a_pause_and_no_second_beside_a_trial(
+    fn launches_are_made_neither_in_a_pause_nor_beside_a_trial(
         steps in prop::collection::vec(steps(), 1..120),
     ) {
         let mut engine = patient_engine();
         let mut open: BTreeMap<CellId, Open> = BTreeMap::new();
-        // The failures in a row, the last of them, and the end of the pause.
+        // The consecutive failures, the time of the last failure, and the end of the pause.
         let (mut failures, mut last, mut until) = (0_u32, 0, 0);
         let mut now = 1;
         for (number, step) in steps.iter().enumerate() {
@@ -442,7 +446,7 @@ proptest! {
 
     /// Verifies V105.
     #[test]
-    fn boots_that_never_enrol_are_few_an_hour(
+    fn boots_that_never_enrol_are_limited_per_hour(
         boots in prop::collection::vec(0..600_u64, 1..200),
         pods in 1..4_usize,
     ) {
@@ -472,7 +476,8 @@ proptest! {
         let most = begun.iter().map(|begin| {
             begun.iter().filter(|other| (*begin..*begin + 3600).contains(*other)).count()
         });
-        // Three at once, or those of all pods, and a trial after 1, 2, 4, 8 and 16 minutes.
+        // Three boots, or the boots of all pods at once, and a trial after 1, 2, 4, 8 and 16
+        // minutes.
         let most = most.max().unwrap();
         prop_assert!(most <= 2 + pods + 6, "{} launches in an hour", most);
         let late = begun.iter().filter(|begin| **begin > 2 * 3600).count();

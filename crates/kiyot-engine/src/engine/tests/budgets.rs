@@ -17,7 +17,7 @@ fn key(namespace: &str) -> BudgetKey {
     BudgetKey { namespace: namespace.to_owned(), name: "cells".to_owned() }
 }
 
-/// Returns an engine with a budget of web, of which this node has a share in dollars.
+/// Returns an engine with a budget of namespace web, and the node's share in dollars.
 fn budgeted(share: u64) -> Engine {
     let mut engine = engine(capabilities::CLOUD);
     engine.keep_budgets([(key("web"), recorded(dollars(share)))]);
@@ -43,7 +43,7 @@ fn asking(engine: &mut Engine) -> Vec<SandboxId> {
     needs.flat_map(|need| need.orders).map(|order| order.sandbox).collect()
 }
 
-/// Ends a cell whose launch is answered, by a proof.
+/// Ends a cell whose launch is answered, and confirms the end.
 fn end(engine: &mut Engine, cell: &CellId, seconds: u64) -> Effects {
     engine.handle(Event::Terminate { cell: cell.clone(), reason: "".into() }, at(seconds));
     engine.handle(Event::ShutDown(cell.clone(), true), at(seconds));
@@ -69,7 +69,7 @@ fn launch_within_the_recorded_share_begins_at_once_and_counts_as_its_dearest_can
     let order = OrderNeed { sandbox: second, cheapest: dollars(2), dearest: dollars(2) };
     let [NamespaceNeed { namespace, held, orders, .. }] = &found[..] else { panic!("{found:?}") };
     assert_eq!((namespace.as_str(), *held, orders), ("web", dollars(3), &vec![order]));
-    // Without an answer, without an end.
+    // The launch is answered, and the cell holds the price of its offering.
     answer(&mut engine, &cell, 1, 2);
     assert_eq!(needs(&mut engine, at(2))[0].held, dollars(1));
     let effects = engine.grant_share(&key("web"), dollars(4), at(3));
@@ -92,7 +92,7 @@ fn order_beyond_the_share_is_launched_once_it_is_granted() {
 
 /// Verifies K20, K21.
 #[test]
-fn order_for_which_no_share_grows_takes_what_fits_or_is_refused_with_the_figures() {
+fn order_without_a_larger_share_takes_what_fits_or_is_refused_with_the_figures() {
     let mut engine = budgeted(2);
     engine.set_budget(&key("web"), figures(10, 9), at(0));
     let (fits, _) = engine.order(priced("web", "fits", &[2, 3]), at(1));
@@ -102,16 +102,16 @@ fn order_for_which_no_share_grows_takes_what_fits_or_is_refused_with_the_figures
     let effects = engine.refuse_growth(vec![over], at(4));
     let expected = "CellBudget web/cells allows $10.0000 an hour on all nodes: $9.0000 are \
                     reserved, $1.0000 are left; the cheapest offering for the pod costs $1.0000, \
-                    and the node's share is $2.0000, of which its cells hold $2.0000";
+                    the node's share is $2.0000, and its cells hold $2.0000";
     assert_eq!((launches(&effects), refusals(&effects)), (vec![], vec![expected.to_owned()]));
-    // An order that was not asked for yet waits.
+    // An order waits until its need was reported.
     engine.order(priced("web", "later", &[1]), at(5));
     assert_eq!(asking(&mut engine).len(), 1);
 }
 
 /// Verifies K20.
 #[test]
-fn namespace_waits_until_all_budgets_are_known_and_is_not_limited_without_one() {
+fn namespace_waits_until_all_budgets_are_known_and_is_unlimited_without_a_budget() {
     let mut engine = budgeted(9);
     let timeout = Some(Duration::from_secs(10));
     engine.order(OrderSpec { timeout, ..priced("batch", "one", &[1]) }, at(1));
@@ -123,7 +123,7 @@ fn namespace_waits_until_all_budgets_are_known_and_is_not_limited_without_one() 
     assert!(refused.contains(expected), "{refused}");
     let effects = engine.set_budgets_known(true, at(12));
     assert_eq!(launches(&effects).len(), 1);
-    // A budget that appears has no share for further launches.
+    // A new budget has no share for further launches.
     engine.set_budget(&key("batch"), figures(9, 0), at(12));
     let (_, effects) = engine.order(priced("batch", "three", &[1]), at(13));
     assert_eq!(launches(&effects), []);
@@ -138,7 +138,7 @@ fn order_whose_share_is_not_granted_in_time_names_the_budget() {
     engine.order(OrderSpec { timeout, ..priced("web", "pod", &[2]) }, at(1));
     let refused = refusals(&engine.handle(Event::Tick, at(11))).remove(0);
     let expected = "the Kubernetes API did not grant the node a larger share of CellBudget \
-                    web/cells; its share is $1.0000, of which its cells hold $0.0000";
+                    web/cells; its share is $1.0000, and its cells hold $0.0000";
     assert!(refused.contains(expected), "{refused}");
 }
 
@@ -151,7 +151,7 @@ fn share_is_not_lowered_below_the_cells_that_hold_it_unless_it_is_lost() {
     assert_eq!(engine.lower_share(&key("web"), dollars(1), dollars(5)), dollars(3));
     assert_eq!(engine.lower_share(&key("web"), dollars(9), dollars(9)), dollars(3));
     answer(&mut engine, &cell, 3, 2);
-    // An administrator removed it: nothing is launched, and what runs goes on.
+    // An administrator removed the share: no cell is launched, and running cells go on.
     assert_eq!(engine.lower_share(&key("web"), dollars(3), dollars(0)), dollars(0));
     end(&mut engine, &cell, 3);
     let (_, effects) = engine.order(priced("web", "next", &[1]), at(4));
@@ -173,7 +173,7 @@ fn cell_holds_its_price_until_its_end_is_proven() {
 
 /// Verifies K20.
 #[test]
-fn pod_takes_a_warm_cell_within_the_share_alone() {
+fn pod_takes_a_warm_cell_only_within_the_share() {
     let mut engine = engine(capabilities::CLOUD);
     let share = Price::from_micros(PRICE.micros() - 1);
     engine.keep_budgets([(key("default"), recorded(share))]);
@@ -222,8 +222,8 @@ fn spent(date: Date, day: u64, month: u64) -> Spending {
     Spending { date, day: micros_of(day), month: micros_of(month) }
 }
 
-/// Returns an engine whose cells of web cost 3600 dollars an hour, a dollar a second, with one of
-/// them since noon of a date.
+/// Returns an engine with a cell of web since noon of a date. It costs 3600 dollars an hour, a
+/// dollar a second.
 fn spender(date: Date, figures: BudgetFigures) -> (Engine, CellId) {
     let mut engine = engine(capabilities::CLOUD);
     engine.keep_budgets([]);
@@ -250,7 +250,7 @@ fn refused(engine: &mut Engine, pod: &str, now: Now) -> Option<String> {
 
 /// Verifies K24.
 #[test]
-fn limits_of_day_and_month_count_cells_from_midnight_on_those_that_run_included() {
+fn limits_of_day_and_month_count_ended_and_running_cells_from_midnight() {
     const TO_MIDNIGHT: u64 = 12 * 3600;
     let last = date(2026, 11, 30);
     let (mut engine, _) = spender(last, spending(50_000, 60_000));
@@ -264,7 +264,7 @@ fn limits_of_day_and_month_count_cells_from_midnight_on_those_that_run_included(
     assert!(found.starts_with("CellBudget web/cells allows $50000.0000 a day"), "{found}");
     assert!(found.ends_with("gets cells again on 2026-12-02 (UTC), or once the budget is raised"));
     let free = engine.order(priced("web", "free", &[0]), later).1;
-    assert_eq!(launches(&free).len(), 1, "what costs nothing is within every budget");
+    assert_eq!(launches(&free).len(), 1, "a free cell is within every budget");
     let raised = BudgetFigures { others: vec![spent(first, 1, 9_000)], ..spending(70_000, 60_000) };
     engine.set_budget(&key("web"), raised, later);
     assert_eq!(refused(&mut engine, "c", later), None);
@@ -307,8 +307,11 @@ fn cost_of_ended_cells_and_of_other_nodes_counts_for_the_day_and_the_month() {
     assert_eq!(refused(&mut engine, "a", after_noon(day, 11)), None);
     let more = [others, vec![spent(date(2026, 12, 1), 1, 1)]].concat();
     engine.set_budget(&key("web"), with(more), after_noon(day, 11));
-    assert!(refused(&mut engine, "b", after_noon(day, 11)).is_some(), "a clock that is ahead");
-    // Another daemon of the node.
+    assert!(
+        refused(&mut engine, "b", after_noon(day, 11)).is_some(),
+        "the report of a node whose clock is ahead counts"
+    );
+    // The node's next daemon reads the cost from the journal.
     let journal = Journal { costs: vec![("web".to_owned(), record)], ..Journal::default() };
     let seams = Box::new(Counting::default());
     let providers = only(capabilities::CLOUD);
@@ -318,7 +321,7 @@ fn cost_of_ended_cells_and_of_other_nodes_counts_for_the_day_and_the_month() {
 
 /// Verifies K24.
 #[test]
-fn clock_that_is_set_back_opens_nothing_again() {
+fn clock_set_back_does_not_lift_a_reached_limit() {
     let day = date(2026, 11, 30);
     let set_back = |seconds: u64| {
         let now = after_noon(day, seconds);
@@ -329,7 +332,7 @@ fn clock_that_is_set_back_opens_nothing_again() {
     assert_eq!(spent_by(&mut engine, set_back(99)), spent(day, 99, 99));
     assert_eq!(refused(&mut engine, "a", set_back(99)), None);
     assert!(refused(&mut engine, "b", set_back(100)).is_some());
-    // And with another daemon, by what this one has reported.
+    // The node's next daemon reads the cost from the report of this daemon.
     let record = engine.cells[&cell].stored();
     let journal = Journal { cells: vec![(cell.to_string(), record)], ..Journal::default() };
     let seams = Box::new(Counting::default());
@@ -341,7 +344,11 @@ fn clock_that_is_set_back_opens_nothing_again() {
     )]);
     let timeout = Some(Duration::from_secs(10));
     let waiting = OrderSpec { timeout, ..priced("web", "c", &[1]) };
-    assert_eq!(launches(&next.order(waiting, set_back(111)).1), [], "until the budget is read");
+    assert_eq!(
+        launches(&next.order(waiting, set_back(111)).1),
+        [],
+        "the order waits until the budget is read"
+    );
     let reported = BudgetFigures { own: Some(spent(day, 100, 100)), ..spending(100, 1000) };
     let effects = next.set_budget(&key("web"), reported, set_back(112));
     assert_eq!((launches(&effects), refusals(&effects).len()), (vec![], 1));
@@ -349,7 +356,7 @@ fn clock_that_is_set_back_opens_nothing_again() {
 
 /// Verifies K24.
 #[test]
-fn report_of_no_more_than_the_known_cost_opens_no_account() {
+fn report_within_the_known_cost_opens_no_account() {
     let day = date(2026, 11, 30);
     let (mut engine, _) = spender(day, spending(100, 1000));
     for (own, accounts) in [(10, 0), (11, 1)] {
@@ -362,7 +369,7 @@ fn report_of_no_more_than_the_known_cost_opens_no_account() {
 
 /// Verifies K25.
 #[test]
-fn cells_of_a_spent_budget_end_if_it_says_so() {
+fn cells_of_a_spent_budget_end_if_the_budget_demands_it() {
     let day = date(2026, 11, 30);
     for ends_cells in [false, true] {
         let figures = BudgetFigures { ends_cells, ..spending(100, 1000) };

@@ -1,4 +1,4 @@
-//! Capabilities of the kinds of providers that there are.
+//! Capabilities of the existing kinds of providers.
 
 use std::time::Duration;
 

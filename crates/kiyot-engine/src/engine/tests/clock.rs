@@ -1,11 +1,11 @@
-//! Jumps of the wall clock: nothing but the times in records depends on it.
+//! Jumps of the wall clock: only the times in records depend on it.
 
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
 
-/// A step of the engine, with the time that has passed since the last, and the jump of the wall
-/// clock in years.
+/// A step of the engine, with the time since the last step, and the jump of the wall clock in
+/// years.
 type Step = (u8, usize, u64, i8);
 
 /// The kinds of steps.
@@ -16,7 +16,7 @@ fn failed<T>(class: ErrorClass) -> Result<T, ProviderError> {
     Err(ProviderError::without_cause(class, "call"))
 }
 
-/// Handles the event of a step. A step of a cell takes one of those that are left.
+/// Handles the event of a step. A step of a cell chooses among the cells that are left.
 fn take(engine: &mut Engine, (kind, which, ..): Step, order: &OrderSpec, now: Now) -> Effects {
     if kind == 0 {
         return engine.order(order.clone(), now).1;
@@ -58,8 +58,7 @@ fn take(engine: &mut Engine, (kind, which, ..): Step, order: &OrderSpec, now: No
     engine.handle(event, now)
 }
 
-/// Returns effects as text, without the times of records, and without their tags, which have no
-/// order.
+/// Returns effects as text, without the times and the tags of records. The order of tags is random.
 fn without_times(mut effects: Effects) -> String {
     for (_, effect) in &mut effects {
         let Effect::Commit { changes, .. } = effect else { continue };
@@ -70,7 +69,7 @@ fn without_times(mut effects: Effects) -> String {
                     record.timeline = None;
                     record.launch.iter_mut().for_each(|launch| launch.tags.clear());
                 }
-                // The date of a cost is that of the clock.
+                // The date of a cost comes from the wall clock.
                 Change::Cost(_, record) => {
                     let micros = record.micros;
                     *record = store::NamespaceCost { micros, ..Default::default() };

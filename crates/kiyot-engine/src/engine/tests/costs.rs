@@ -15,7 +15,7 @@ fn cost(engine: &Engine, cell: &CellId, seconds: u64) -> (u64, u64) {
     (account.cost.micros(), account.namespace.cost.micros())
 }
 
-/// Returns the records of cells and costs that effects write, each in its transaction.
+/// Returns the changes of each transaction among effects.
 fn commits(effects: &Effects) -> Vec<&Vec<Change>> {
     let commits = effects.iter().filter_map(|(_, effect)| match effect {
         Effect::Commit { changes, .. } => Some(changes),
@@ -32,7 +32,7 @@ fn cost_counts_from_the_launch_to_the_proven_end() {
     let account = engine.account(&cell, at(11)).unwrap();
     assert_eq!(account.offering, Some(candidate("a")));
     assert_eq!((account.instance.as_str(), account.namespace.cells), ("i-1", 1));
-    // A thousandth of a dollar a second.
+    // The price is a thousandth of a dollar a second.
     assert_eq!(cost(&engine, &cell, 11), (10_000, 10_000));
     engine.handle(Event::Terminate { cell: cell.clone(), reason: "".into() }, at(20));
     assert_eq!(cost(&engine, &cell, 31), (30_000, 30_000));
@@ -76,7 +76,7 @@ fn cost_survives_a_restart() {
     assert_eq!(second.account(&cell, at(101)).unwrap().timeline, first.cells[&cell].timeline);
 }
 
-/// Returns the offerings that were not requested, by the notices of effects.
+/// Returns the unrequested offerings in the notices of effects.
 fn not_requested(effects: &Effects) -> Vec<&Candidate> {
     let noticed = effects.iter().filter_map(|(_, effect)| match effect {
         Effect::Log(Notice::NotRequested(candidate)) => Some(candidate),
@@ -87,7 +87,7 @@ fn not_requested(effects: &Effects) -> Vec<&Candidate> {
 
 /// Verifies A40.
 #[test]
-fn offering_without_a_price_that_was_not_requested_costs_about_what_the_dearest_does() {
+fn unrequested_offering_without_a_price_is_estimated_at_the_dearest_price() {
     let mut engine = engine(capabilities::CLOUD);
     let (cell, _) = launched(&mut engine, "pod", at(1));
     let other = Instance { offering: offering("elsewhere"), ..launched_as("i", &cell) };
@@ -100,7 +100,7 @@ fn offering_without_a_price_that_was_not_requested_costs_about_what_the_dearest_
 
 /// Verifies A40.
 #[test]
-fn dearer_offering_that_was_not_requested_is_paid_and_counts_for_limits() {
+fn dearer_unrequested_offering_is_billed_and_counts_for_limits() {
     let dollars = |dollars: u64| Price::from_micros(dollars * 1_000_000);
     let offering =
         Offering { instance_type: "huge".into(), zone: "".into(), market: Market::OnDemand };
@@ -121,7 +121,7 @@ fn dearer_offering_that_was_not_requested_is_paid_and_counts_for_limits() {
         let lie = Instance { offering: dear.offering.clone(), ..launched_as("i", &cell) };
         let effects = engine.handle(Event::Launched(cell.clone(), Ok(lie.clone())), at(1));
         assert_eq!(not_requested(&effects), [&dear]);
-        // The limit is passed, which no launch repeats, and the cell is billed for what it is.
+        // The cell exceeds the limit, further launches do not, and the cell is billed at its price.
         let (_, effects) = engine.order(spec("next"), at(2));
         let errors = pools::errors(&effects);
         let held = format!("held by 1 cell: $50.0000 an hour (the most expensive: {cell}");
@@ -161,14 +161,14 @@ fn timeline_has_each_step_of_a_start_once() {
 
 /// Verifies A17.
 #[test]
-fn cell_booted_when_its_agent_says_but_not_before_its_order() {
+fn boot_time_is_reported_by_the_agent_but_not_before_the_order() {
     let booted = |said: u64| {
         let mut engine = engine(capabilities::CLOUD);
         let (cell, _) = launched(&mut engine, "pod", at(10));
         let launched = Ok(launched_as("i", &cell));
         engine.handle(Event::Launched(cell.clone(), launched), at(12));
         engine.handle(Event::Running(cell.clone(), Duration::from_secs(said)), at(40));
-        // Its next connection, perhaps of an agent that has been started again.
+        // A later connection, perhaps of a restarted agent, changes nothing.
         engine.handle(Event::Running(cell.clone(), Duration::from_secs(1)), at(50));
         let account = engine.account(&cell, at(60)).unwrap();
         let steps: Vec<_> = account.timeline.since(account.created_unix_nanos).collect();
@@ -181,7 +181,7 @@ fn cell_booted_when_its_agent_says_but_not_before_its_order() {
 }
 
 #[test]
-fn bound_cell_boots_no_more() {
+fn boot_report_of_a_bound_cell_is_ignored() {
     let (mut engine, cell) = recovered(stored(CellPhase::Bound), true, at(1));
     let before = engine.cells[&cell].timeline;
     engine.handle(Event::Running(cell.clone(), Duration::from_secs(1)), at(2));

@@ -1,4 +1,4 @@
-//! Launches that were not permitted.
+//! Denied launches.
 
 use crate::{
     engine::{
@@ -11,7 +11,7 @@ use crate::{
 
 /// Verifies A15.
 #[test]
-fn launch_that_the_policy_denies_stops_those_with_its_parameters_and_type_alone() {
+fn launch_denied_by_policy_stops_only_launches_with_its_parameters_and_type() {
     let mut engine = engine(capabilities::CLOUD);
     let with_role = |pod: &str| {
         let parameters = BTreeMap::from([("role".to_owned(), "admin".to_owned())]);
@@ -28,7 +28,7 @@ fn launch_that_the_policy_denies_stops_those_with_its_parameters_and_type_alone(
     let expected = "no cell is launched for 2 s with this instance type and these annotations, \
                     because the last launch was not permitted: launch: UnauthorizedOperation";
     assert_eq!((launches.len(), answer.as_deref()), (0, Some(expected)));
-    // Others go on: without the role, and with another type.
+    // Launches without the role, and launches with another type, go on.
     assert_eq!(outcome(&engine.order(spec("other"), at(3)).1).0.len(), 1);
     let another = with_role("third").of(Ok(vec![candidate("b")]));
     assert_eq!(outcome(&engine.order(another, at(3)).1).0.len(), 1);
@@ -37,7 +37,7 @@ fn launch_that_the_policy_denies_stops_those_with_its_parameters_and_type_alone(
 
 /// Verifies A15.
 #[test]
-fn launch_of_a_pool_that_the_policy_denies_is_not_repeated_for_a_while() {
+fn launch_of_a_pool_denied_by_policy_is_not_repeated_for_a_while() {
     let mut engine = engine(capabilities::CLOUD);
     let cell = outcome(&engine.set_pools(vec![pool("small", 1)], at(1))).0.remove(0);
     let denied = ProviderError {
@@ -51,7 +51,7 @@ fn launch_of_a_pool_that_the_policy_denies_is_not_repeated_for_a_while() {
 
 /// Verifies A15.
 #[test]
-fn denied_launches_of_many_kinds_are_kept_in_a_bounded_number() {
+fn denied_kinds_of_launches_are_bounded() {
     let (mut denials, cell) = (Denials::default(), CellId::mint().unwrap());
     let launch = |number: usize| LaunchSpec {
         candidates: vec![candidate("a")],
@@ -78,7 +78,7 @@ fn denied_launches_of_many_kinds_are_kept_in_a_bounded_number() {
 
 /// Verifies A14.
 #[test]
-fn refusal_of_what_a_pod_asked_for_is_avoided_by_no_other() {
+fn refusal_of_a_request_of_a_pod_does_not_affect_other_pods() {
     for class in [ErrorClass::Quota, ErrorClass::Capacity] {
         let mut engine = engine(capabilities::CLOUD);
         let (cell, _) = launched(&mut engine, "pod", at(1));
@@ -104,7 +104,7 @@ fn quota_that_every_launch_needs_stops_all_launches_for_a_while() {
     };
     let (launches, answer) = outcome(&engine.handle(Event::Launched(cell, Err(error)), at(2)));
     assert_eq!((launches.len(), answer.is_some()), (0, true));
-    // Pods whose candidates are others, and the same pod, cost no call.
+    // Neither pods with other candidates nor the same pod make a call.
     let other = spec("other").of(Ok(vec![candidate("z")]));
     for (spec, seconds) in [(other.clone(), 3), (spec("third"), 100), (other.clone(), 181)] {
         let (launches, answer) = outcome(&engine.order(spec, at(seconds)).1);
@@ -139,7 +139,7 @@ fn refused_market_is_avoided_by_launches_of_other_offerings() {
 
 /// Verifies A13.
 #[test]
-fn full_quota_is_asked_again_by_smaller_types_alone() {
+fn full_quota_is_tried_again_only_with_smaller_types() {
     let named = |name: &str| Candidate {
         offering: Offering {
             instance_type: name.into(),
@@ -164,7 +164,7 @@ fn full_quota_is_asked_again_by_smaller_types_alone() {
     let (launches, _) = outcome(&engine.order(spec("pod").of(candidates), at(1)).1);
     let error = full(&["large", "larger"], &["large", "larger", "largest"]);
     let effects = engine.handle(Event::Launched(launches[0].clone(), Err(error)), at(2));
-    // The same pod goes on with what may fit.
+    // The same pod goes on with types that may fit.
     let (launches, answer) = outcome(&effects);
     assert_eq!((launches.len(), answer), (1, None));
     let is_refused = |engine: &Engine, name: &str, market, seconds| {
@@ -174,11 +174,11 @@ fn full_quota_is_asked_again_by_smaller_types_alone() {
         let offering = Offering { instance_type: name.into(), zone, market };
         placement::Refused::is_over_quota(&at, &offering)
     };
-    assert!(is_refused(&engine, "largest", Market::OnDemand, 181), "never tried");
+    assert!(is_refused(&engine, "largest", Market::OnDemand, 181), "the type was never tried");
     assert!(!is_refused(&engine, "largest", Market::OnDemand, 183));
     assert!(!is_refused(&engine, "largest", Market::Spot, 3));
     assert!(!is_refused(&engine, "medium", Market::OnDemand, 3));
-    // A smaller one that is refused stands for the larger ones too.
+    // The refusal of a smaller type covers larger types.
     let error = full(&["medium"], &["large", "larger", "largest", "medium"]);
     engine.handle(Event::Launched(launches[0].clone(), Err(error)), at(100));
     for name in ["medium", "largest"] {

@@ -4,7 +4,7 @@ use super::*;
 
 const SPOT: &str = "Server.SpotInstanceTermination: Spot instance terminated";
 
-/// Returns what the provider says of the ended instance of a cell.
+/// Returns the provider's description of a cell's ended instance.
 fn ended(id: &str, cell: &CellId, reason: &str) -> Instance {
     Instance {
         state: InstanceState::Terminated,
@@ -14,14 +14,14 @@ fn ended(id: &str, cell: &CellId, reason: &str) -> Instance {
     }
 }
 
-/// The ways on which the daemon learns of an end.
+/// The ways by which the daemon learns of an end.
 #[derive(Debug, Clone, Copy)]
 enum By {
     List,
     Description,
 }
 
-/// Shows ended instances of cells.
+/// Shows the ended instance of a cell to the engine.
 fn shown(engine: &mut Engine, by: By, instance: &Instance, now: Now) -> Effects {
     let event = match by {
         By::List => {
@@ -32,7 +32,7 @@ fn shown(engine: &mut Engine, by: By, instance: &Instance, now: Now) -> Effects 
     engine.handle(event, now)
 }
 
-/// Lets the termination of an ended instance succeed.
+/// Confirms the termination of an ended instance.
 fn terminated(engine: &mut Engine, cell: &CellId, now: Now) -> Effects {
     let (cell, console) = (cell.clone(), String::new());
     let outcome = Ok(Termination::Confirmed);
@@ -52,7 +52,7 @@ fn stop_of_a_remote_cell_succeeds_once_its_agent_has_confirmed_the_end() {
         assert!(!is_answered(&engine.handle(stop, at(10))), "the containers may run");
         let mut effects = engine.handle(Event::ShutDown(cell.clone(), is_confirmed), at(11));
         if is_confirmed {
-            assert!(!is_answered(&effects), "the node's parts are held");
+            assert!(!is_answered(&effects), "the node still shares parts with the cell");
             effects = engine.handle(Event::Detached(cell.clone(), Ok(())), at(12));
         }
         assert_eq!(is_answered(&effects), is_confirmed);
@@ -69,7 +69,7 @@ fn stop_of_a_remote_cell_succeeds_once_its_agent_has_confirmed_the_end() {
             assert!(effects.iter().any(ends), "{effects:?}");
         }
         let effects = terminated(&mut engine, &cell, at(seconds));
-        assert!(is_answered(&effects), "all that still wait");
+        assert!(is_answered(&effects), "all waiting callers are answered");
         assert!(!engine.contains(&cell));
     }
 }
@@ -168,7 +168,7 @@ fn interrupted_instance_of_a_pod_refuses_its_offering_for_a_while() {
 
 /// Verifies V64.
 #[test]
-fn order_of_an_interrupted_cell_that_is_not_bound_takes_another_offering_at_once() {
+fn order_of_an_interrupted_unbound_cell_takes_another_offering_at_once() {
     let mut engine = engine(capabilities::CLOUD);
     let (first, launch) = launched(&mut engine, "pod", at(1));
     engine.handle(Event::Launched(first.clone(), Ok(launched_as("i", &first))), at(2));
@@ -180,7 +180,7 @@ fn order_of_an_interrupted_cell_that_is_not_bound_takes_another_offering_at_once
         _ => None,
     });
     assert_eq!(again, Some(vec![candidate("b")]));
-    // The end of the first changes neither the order nor its record.
+    // The end of the first cell changes neither the order nor its record.
     let effects = terminated(&mut engine, &first, at(100));
     assert!(!engine.contains(&first));
     assert_eq!(outcome(&effects), (vec![], None));
@@ -207,7 +207,7 @@ fn other_reasons_refuse_no_offering() {
 
 /// Verifies V38.
 #[test]
-fn end_of_a_refused_launch_is_told_from_one_without_an_answer() {
+fn end_reason_of_a_refused_launch_is_the_refusal() {
     for class in [ErrorClass::Auth, ErrorClass::Capacity, ErrorClass::Quota] {
         let mut engine = engine(capabilities::CLOUD);
         let (cell, _) = launched(&mut engine, "pod", at(1));
@@ -258,7 +258,7 @@ fn pod_of_a_booting_cell_that_an_operator_ends_gets_no_other_cell() {
 
 /// Verifies V35.
 #[test]
-fn end_of_an_accepted_termination_is_asked_for_after_each_answer() {
+fn accepted_termination_is_checked_again_after_each_answer() {
     for class in [ErrorClass::Throttled, ErrorClass::Transient, ErrorClass::NotFound] {
         let (mut engine, cell, _) = ended_by_an_operator();
         let (outcome, console) = (Ok(Termination::Accepted), String::new());

@@ -1,4 +1,4 @@
-//! Health: silent cells are lost, connected ones never.
+//! Health: silent cells are lost, connected cells never.
 
 use proptest::prelude::*;
 
@@ -25,7 +25,7 @@ fn probed(effects: &Effects) -> Vec<CellId> {
     of.filter_map(|(cell, _)| cell.clone()).collect()
 }
 
-/// Answers the probe of a cell: its instance runs. Returns true if the cell is lost.
+/// Answers the probe of a cell with a running instance. Returns whether the cell is lost.
 fn answer(engine: &mut Engine, cell: &CellId, now: Now) -> bool {
     let running = instance("i", cell, "ours");
     is_lost(&engine.handle(Event::Described(cell.clone(), Ok(running)), now))
@@ -55,7 +55,10 @@ fn silent_cell_is_lost_after_its_limit_and_a_probe() {
     engine.handle(Event::Disconnected(cell.clone()), at(10));
     assert_eq!(probed(&pass(&mut engine, seconds(10) + LIMIT - seconds(1))), []);
     assert_eq!(probed(&pass(&mut engine, seconds(10) + LIMIT)), std::slice::from_ref(&cell));
-    assert!(!answer(&mut engine, &CellId::mint().unwrap(), at(100)), "another cell");
+    assert!(
+        !answer(&mut engine, &CellId::mint().unwrap(), at(100)),
+        "the probe of another cell ends no cell"
+    );
     assert!(answer(&mut engine, &cell, at(101)));
     let record = engine.cells[&cell].stored();
     assert_eq!(record.phase(), CellPhase::Terminating);
@@ -67,7 +70,7 @@ fn silent_cell_is_lost_after_its_limit_and_a_probe() {
 
 /// Verifies P19, K2.
 #[test]
-fn lost_cell_reads_lost_also_after_a_restart() {
+fn lost_cell_stays_lost_after_a_restart() {
     let mut first = engine(capabilities::LOCAL);
     let cell = bound(&mut first, "pod", "i");
     first.handle(Event::Disconnected(cell.clone()), at(10));
@@ -80,7 +83,7 @@ fn lost_cell_reads_lost_also_after_a_restart() {
     let record = first.cells[&cell].stored();
     let (second, cell) = recovered(record, true, at(200));
     assert_eq!(lost_at(&second, &cell), expected);
-    // Another reason of its end.
+    // A cell that ends for another reason is not lost.
     let (other, cell) = recovered(stored(CellPhase::Terminating), true, at(200));
     assert_eq!(lost_at(&other, &cell), None);
 }
@@ -103,7 +106,7 @@ fn cell_that_connects_again_is_not_lost() {
 
 /// Verifies P19.
 #[test]
-fn probe_that_the_provider_does_not_answer_is_repeated() {
+fn unanswered_probe_is_repeated() {
     let mut engine = engine(capabilities::CLOUD);
     let cell = bound(&mut engine, "pod", "i");
     engine.handle(Event::Disconnected(cell.clone()), at(10));
@@ -133,7 +136,7 @@ fn refused_probe_is_no_answer() {
 }
 
 #[test]
-fn ended_instance_that_a_probe_finds_is_reported_as_such() {
+fn ended_instance_found_by_a_probe_is_reported_as_ended() {
     let mut engine = engine(capabilities::LOCAL);
     let cell = bound(&mut engine, "pod", "i");
     engine.handle(Event::Disconnected(cell.clone()), at(10));
@@ -145,7 +148,7 @@ fn ended_instance_that_a_probe_finds_is_reported_as_such() {
 
 /// Verifies P20.
 #[test]
-fn limit_of_the_pod_counts_also_after_a_restart() {
+fn limit_of_the_pod_counts_after_a_restart() {
     for (own, lost_at) in [
         (None, Some(90)),
         (Some(HealthyTimeout::Never), None),
@@ -215,7 +218,7 @@ fn changed_limit_counts_for_silent_cells() {
 
 /// Verifies P21.
 #[test]
-fn no_cell_is_lost_while_a_third_is_silent() {
+fn cells_are_kept_while_a_third_is_silent() {
     for (silent, all, may_be_lost) in [(2, 2, true), (3, 3, false), (3, 9, false), (3, 10, true)] {
         let mut engine = Engine::new(
             EngineConfig { limits: Limits { max_cells: 20, ..config().limits }, ..config() },
@@ -235,7 +238,7 @@ fn no_cell_is_lost_while_a_third_is_silent() {
         assert_eq!(probed(&effects).len(), expected, "{silent} of {all}");
         let cut_off = Notice::CutOff { silent, all };
         let expected = if may_be_lost { vec![] } else { vec![cut_off] };
-        assert_eq!(notices(&effects), expected, "logged once");
+        assert_eq!(notices(&effects), expected, "the cut-off is logged once");
     }
 }
 
@@ -255,7 +258,7 @@ fn cells_that_fall_silent_one_after_the_other_are_lost() {
 
 /// Verifies P21.
 #[test]
-fn cell_is_lost_though_another_comes_and_goes() {
+fn cell_is_lost_while_another_connects_and_disconnects() {
     let mut engine = engine(capabilities::LOCAL);
     let cells = bound_cells(&mut engine, 4);
     for cell in &cells[..3] {
@@ -272,7 +275,7 @@ fn cell_is_lost_though_another_comes_and_goes() {
 
 /// Verifies P21.
 #[test]
-fn cell_that_has_stopped_its_pod_by_itself_is_lost_also_while_the_node_is_cut_off() {
+fn cell_is_lost_after_the_orphan_timeout_even_while_the_node_is_cut_off() {
     let mut engine = engine(capabilities::LOCAL);
     let cells = bound_cells(&mut engine, 3);
     for cell in &cells {
@@ -285,7 +288,7 @@ fn cell_that_has_stopped_its_pod_by_itself_is_lost_also_while_the_node_is_cut_of
 
 /// Verifies P21.
 #[test]
-fn silence_is_counted_anew_when_the_node_is_no_longer_cut_off() {
+fn silence_is_counted_from_zero_after_a_cut_off() {
     let mut engine = engine(capabilities::LOCAL);
     let cells = bound_cells(&mut engine, 3);
     for cell in &cells {
@@ -300,7 +303,7 @@ fn silence_is_counted_anew_when_the_node_is_no_longer_cut_off() {
 
 /// Verifies P21.
 #[test]
-fn time_in_which_the_daemon_stood_still_does_not_count() {
+fn time_of_a_stopped_daemon_does_not_count_as_silence() {
     let mut engine = engine(capabilities::LOCAL);
     let cell = bound(&mut engine, "pod", "i");
     engine.handle(Event::Disconnected(cell.clone()), at(10));
@@ -328,7 +331,7 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The knowledge of a cell beside the engine.
+/// The test's model of a cell.
 #[derive(Debug, Clone, Default)]
 struct Model {
     limit: Option<Duration>,
@@ -357,7 +360,7 @@ proptest! {
 
     /// Verifies P19, P20, P21.
     #[test]
-    fn cells_are_lost_by_their_own_silence_alone(
+    fn cells_are_lost_only_by_their_own_silence(
         limits in prop::collection::vec(
             prop::sample::select(vec![None, Some(0), Some(20), Some(300)]), 1..7),
         steps in prop::collection::vec(steps(), 1..60),
@@ -421,7 +424,7 @@ proptest! {
                             let cut_off = is_cut_off(&models);
                             let is_lost = answer(&mut engine, cell, now);
                             let model = &mut models[index];
-                            // The loss of another may have ended the cut-off just now.
+                            // The loss of another cell may have ended the cut-off just now.
                             let is_due = model.counted >= model.limit.unwrap();
                             prop_assert_eq!(is_lost, is_due, "{:?}", model);
                             model.is_lost = is_lost;
@@ -436,12 +439,12 @@ proptest! {
                             prop_assert!(model.is_lost || !is_overdue, "{model:?}");
                         }
                     }
-                    // Losses have ended it above.
+                    // Losses above may have ended the cut-off.
                     before = is_cut_off(&models);
                 }
                 Step::StandStill(length) => {
                     now.boot += seconds(length);
-                    // What counts of it is bounded.
+                    // At most 10 s of the time count.
                     let effects = engine.handle(Event::Tick, now);
                     for model in &mut models {
                         model.counted += seconds(10);

@@ -15,7 +15,7 @@ fn limited(limits: Limits) -> Engine {
     engine
 }
 
-/// Returns the needs of a pod, whose candidates have these prices in dollars.
+/// Returns the order of a pod whose candidates have these prices in dollars.
 pub(super) fn priced(namespace: &str, pod: &str, prices: &[u64]) -> OrderSpec {
     let mut spec = with(spec(pod), |wanted| wanted.key.namespace = namespace.into());
     let candidates = prices
@@ -25,7 +25,7 @@ pub(super) fn priced(namespace: &str, pod: &str, prices: &[u64]) -> OrderSpec {
     spec
 }
 
-/// Returns the launches of effects, as cells with the prices of their candidates in dollars.
+/// Returns the launched cells among effects, with their candidates' prices in dollars.
 pub(super) fn launches(effects: &Effects) -> Vec<(CellId, Vec<u64>)> {
     let launches = effects.iter().filter_map(|(cell, effect)| match effect {
         Effect::Launch(launch) => {
@@ -38,7 +38,7 @@ pub(super) fn launches(effects: &Effects) -> Vec<(CellId, Vec<u64>)> {
     launches.collect()
 }
 
-/// Returns the texts of the errors that effects answer orders with.
+/// Returns the errors that answer orders among effects.
 pub(super) fn refusals(effects: &Effects) -> Vec<String> {
     let refusals = effects.iter().filter_map(|(_, effect)| match effect {
         Effect::AnswerOrder(_, Err(error)) => Some(error_chain(error)),
@@ -64,7 +64,7 @@ fn bind(engine: &mut Engine, cell: &CellId, seconds: u64) -> Effects {
 
 /// Verifies A18.
 #[test]
-fn order_over_the_price_limit_of_the_node_is_refused_and_names_what_holds_it() {
+fn order_over_the_price_limit_of_the_node_is_refused_and_names_the_holders() {
     let mut engine = limited(Limits { price: Some(dollars(5)), ..Limits::default() });
     let (_, effects) = engine.order(priced("web", "one", &[1, 3]), at(1));
     let (cell, prices) = launches(&effects).remove(0);
@@ -119,10 +119,10 @@ fn waiting_order_is_launched_at_the_prices_of_its_last_call() {
     let mut engine =
         limited(Limits { boots: Some(0), price: Some(dollars(5)), ..Limits::default() });
     let (sandbox, _) = engine.order(priced("web", "pod", &[1, 3]), at(1));
-    // Dearer now: one of them is over the limit.
+    // The offerings are dearer now: one is over the limit.
     let (joined, effects) = engine.order(priced("web", "pod", &[4, 6]), at(2));
     assert_eq!((joined, launches(&effects)), (sandbox.clone(), vec![]));
-    // A call that nothing fits any more leaves the order as it was.
+    // A call without a fitting offering leaves the order as it was.
     let none = priced("web", "pod", &[]).of(Err(CellError::Starting));
     engine.order(none, at(3));
     let limits = Limits { price: Some(dollars(5)), ..Limits::default() };

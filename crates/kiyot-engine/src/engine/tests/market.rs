@@ -22,7 +22,7 @@ fn preferring(pod: &str) -> OrderSpec {
     spec(pod).of(Ok(both()))
 }
 
-/// Returns the market of the only launch, all of whose candidates are of it.
+/// Returns the market of the only launch, and checks that all its candidates are of this market.
 fn market(effects: &Effects) -> Market {
     let mut launches = effects.iter().filter_map(|(_, effect)| match effect {
         Effect::Launch(launch) => Some(launch.spec.candidates.clone()),
@@ -56,12 +56,12 @@ fn pod_that_prefers_spot_is_launched_on_demand_once_spot_is_refused() {
 
 /// Verifies A25.
 #[test]
-fn pod_that_prefers_spot_is_launched_on_demand_after_its_deadline_in_several_orders() {
+fn spot_deadline_of_a_pod_counts_over_several_orders() {
     for (began_again, expected) in [(40, Market::Spot), (61, Market::OnDemand)] {
         let mut engine = engine(capabilities::CLOUD);
         let (_, effects) = engine.order(preferring("pod"), at(1));
         let cell = launches(&effects).remove(0);
-        // A failure that refuses no offering, and ends the order.
+        // The failure refuses no offering, and ends the order.
         let error = ProviderError::without_cause(ErrorClass::Invalid, "wrong image");
         let effects = engine.handle(Event::Launched(cell, Err(error)), at(2));
         assert_eq!(errors(&effects).len(), 1);

@@ -1,4 +1,4 @@
-//! Orders of pods to which providers offer something else.
+//! Orders with changed offers.
 
 use super::*;
 

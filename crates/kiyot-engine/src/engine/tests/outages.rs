@@ -1,20 +1,20 @@
-//! A provider that does not answer for half an hour, by a played clock.
+//! A provider that does not answer for half an hour, on a simulated clock.
 
 use std::collections::VecDeque;
 
 use super::*;
 
-/// The begin of the outage, in seconds.
+/// The start of the outage, in seconds.
 const BEGIN: u64 = 100;
-/// The end of the outage.
+/// The end of the outage, in seconds.
 const END: u64 = BEGIN + 30 * 60;
-/// The cells that run.
+/// The number of running cells.
 const BOUND: usize = 20;
-/// Calls for a launch at most: they end with its token, and the pauses between them grow.
+/// Bounds the calls for a launch: they end with its token, and the pauses between them grow.
 const MAX_LAUNCHES: usize = 20;
-/// Probes of a silent cell at most: each half a minute.
+/// Bounds the probes of a silent cell: a probe each half minute.
 const MAX_PROBES: usize = 61;
-/// Terminations of a cell at most: the pauses between them grow to a minute.
+/// Bounds the terminations of a cell: the pauses between them grow to a minute.
 const MAX_TERMINATIONS: usize = 40;
 
 /// The calls of the provider, each with its cell and its time in seconds.
@@ -31,7 +31,7 @@ struct Played {
 }
 
 impl Played {
-    /// Carries out effects, and those of their answers.
+    /// Carries out effects, and the effects of their answers.
     fn carry_out(&mut self, effects: Effects, now: Now) {
         let mut queue = VecDeque::from(effects);
         while let Some((cell, effect)) = queue.pop_front() {
@@ -123,7 +123,8 @@ fn outage_of_half_an_hour_loses_no_cell_and_calls_go_on_with_pauses() {
     let new = played.engine.ids().find(|id| !bound.contains(id)).unwrap().clone();
     played.pass(END);
 
-    // No cell is lost, the silent included, and none is called about but those with something open.
+    // No cell is lost, not even the silent cell. The provider is called only for the silent, the
+    // ending and the launching cell.
     assert_eq!(played.lost, 0);
     for cell in kept.iter().chain([silent]) {
         assert!(matches!(played.engine.cells[cell].state, State::Bound { .. }), "{cell}");
@@ -140,11 +141,11 @@ fn outage_of_half_an_hour_loses_no_cell_and_calls_go_on_with_pauses() {
         pauses.sort_unstable();
         assert!(pauses.first().is_none_or(|shortest| *shortest >= 3), "{pauses:?}");
     }
-    // The pod that waited has its answer, and its launch makes nothing afterwards.
+    // The waiting pod has its answer, and its launch makes no instance afterwards.
     let [Err(answer)] = &*played.answers else { panic!("{:?}", played.answers) };
     assert!(answer.contains("was not launched within 600 s"), "{answer}");
 
-    // The agent was there all the time: only its link was not.
+    // The agent ran all the time; only its link was down.
     played.happens(Event::Connected(silent.clone()), END);
     played.is_down = false;
     let before = played.calls.len();

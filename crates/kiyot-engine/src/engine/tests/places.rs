@@ -1,4 +1,4 @@
-//! A provider, a region or an endpoint that is changed under cells, by a played clock.
+//! Changes of the provider, the region or the endpoint while cells run, on a simulated clock.
 
 use super::*;
 use crate::provider::THIS_NODE;
@@ -7,12 +7,12 @@ use crate::provider::THIS_NODE;
 const HOME: &str = "region us-east-1";
 /// The place in which the provider looks later.
 const OTHER: &str = "region eu-west-1";
-/// The time for which the provider looks there: beyond the age from which on "not found" counts.
+/// The time for which the provider looks there: longer than the age from which "not found" counts.
 const HOUR: u64 = 3600;
 /// The time between two listings.
 const PERIOD: usize = 30;
 
-/// The agent of a cell, while the provider looks in another place.
+/// The state of a cell's agent while the provider looks in another place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Agent {
     Connected,
@@ -52,7 +52,7 @@ fn restarted_with(
         sandboxes: has_sandbox.then_some(sandbox).into_iter().collect(),
         ..Journal::default()
     };
-    // Other random ids than those of the first daemon.
+    // The random ids must differ from the first daemon's.
     let seams = Box::new(Counting(1000));
     let providers = vec![provider_in(capabilities, Some(place))];
     let (engine, _, _) = Engine::recover(config(), providers, seams, journal, now);
@@ -151,7 +151,7 @@ fn pod_whose_cell_ends_in_another_place_is_not_released_by_not_found() {
     let stop = Event::Terminate { cell: cell.clone(), reason: "stopped".into() };
     let effects = engine.handle(stop, at(10));
     let seen = pass_without_instances(&mut engine, 10, effects);
-    // The calls go on, because the provider may be asked at another name of the same place.
+    // The calls go on, because the place may be the same under another name.
     assert!((1..=2 * 60).contains(&seen.terminations), "{seen:?}");
     assert_eq!(engine.blocking_cell("pod"), Some(&cell));
     let order = with(spec("pod"), |wanted| wanted.key.attempt = 1);
@@ -167,7 +167,7 @@ fn pod_whose_cell_ends_in_another_place_is_not_released_by_not_found() {
 
 /// Verifies V80.
 #[test]
-fn cell_of_another_provider_is_neither_lost_nor_ended_though_the_node_was_rebooted() {
+fn cell_of_another_provider_is_neither_lost_nor_ended_by_a_reboot() {
     for (made_in, capabilities) in [(HOME, capabilities::LOCAL), (THIS_NODE, capabilities::EC2)] {
         let mut first = engine_in(made_in);
         let cell = bound(&mut first, "pod", "i");
@@ -183,7 +183,7 @@ fn cell_of_another_provider_is_neither_lost_nor_ended_though_the_node_was_reboot
 
 /// Verifies V80.
 #[test]
-fn end_that_a_provider_of_the_node_confirms_does_not_release_the_pod_of_another_provider() {
+fn end_confirmed_by_a_provider_of_the_node_does_not_release_pods_of_other_providers() {
     for agent in [Agent::Connected, Agent::Silent] {
         let mut first = engine_in(HOME);
         let cell = bound(&mut first, "pod", "i");
@@ -241,7 +241,7 @@ fn launch_in_another_place_is_not_repeated_and_its_instance_ends_there() {
     let effects = engine.start(at(10));
     let seen = pass_without_instances(&mut engine, 10, effects);
     assert_eq!((seen.launches, engine.contains(&cell)), (0, true));
-    // No container of the pod has run in it.
+    // No container of the pod has run in the cell.
     let (_, effects) = engine.order(spec("pod"), at(10 + HOUR));
     assert_eq!(outcome(&effects).0.len(), 1);
 
@@ -256,11 +256,11 @@ fn launch_in_another_place_is_not_repeated_and_its_instance_ends_there() {
 
 /// Verifies V80.
 #[test]
-fn instance_that_the_provider_shows_is_in_its_place() {
+fn listed_instance_is_in_the_place_of_the_provider() {
     let mut first = engine_in(HOME);
     let cell = bound(&mut first, "pod", "i");
     let record = first.cells[&cell].stored();
-    // Of the record before places were recorded, nothing is known.
+    // A record from before places were recorded has an empty place.
     for place in [HOME, ""] {
         let record = store::Cell { place: place.to_owned(), ..record.clone() };
         let mut engine = restarted(OTHER, &record, true, at(10));

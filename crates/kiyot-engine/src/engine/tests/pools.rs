@@ -26,7 +26,7 @@ fn pooled(count: usize) -> (Engine, Effects) {
     (engine, effects)
 }
 
-/// Returns the needs of a pod that takes cells of offering `a`.
+/// Returns the order of a pod that takes cells of offering `a`.
 pub(super) fn taking(pod: &str) -> OrderSpec {
     let choice = Choice {
         catalogue: Arc::new(Catalogue::any_size(offering("a"))),
@@ -54,7 +54,7 @@ pub(super) fn errors(effects: &Effects) -> Vec<String> {
     errors.collect()
 }
 
-/// Answers the launch of a cell, whose agent connects.
+/// Answers the launch of a cell, and connects its agent.
 pub(super) fn warm(engine: &mut Engine, cell: &CellId, now: u64) -> Effects {
     let instance = launched_as(&format!("i-{cell}"), cell);
     let mut effects = engine.handle(Event::Launched(cell.clone(), Ok(instance)), at(now));
@@ -95,7 +95,7 @@ fn order_takes_an_idle_cell_and_another_is_launched() {
 
 /// Verifies A20.
 #[test]
-fn order_takes_the_cheapest_idle_cell_and_of_equal_prices_the_oldest() {
+fn order_takes_the_cheapest_idle_cell_and_the_oldest_at_equal_prices() {
     let architecture =
         if Needs::default().architecture == Architecture::Arm64 { "arm64" } else { "x86_64" };
     let file = format!(
@@ -113,7 +113,7 @@ fn order_takes_the_cheapest_idle_cell_and_of_equal_prices_the_oldest() {
         let candidate = Candidate { offering: offering(name), price, accuracy: Accuracy::Exact };
         Pool { candidates: Some(vec![candidate]), ..pool(name, count) }
     };
-    // The ids of cells follow this number: of those that follow, that of the third comes first.
+    // The ids of cells follow from this number: the id of the third cell is the smallest.
     let seams = Box::new(Counting(19));
     let mut engine = Engine::new(config(), only(capabilities::CLOUD), seams);
     listed(&mut engine, 0, &[]);
@@ -149,7 +149,7 @@ fn groups(group: &str) -> BTreeMap<String, String> {
 
 /// Verifies A20, A21.
 #[test]
-fn cell_of_other_parameters_is_taken_by_no_pod_and_is_replaced() {
+fn cell_with_other_parameters_is_not_taken_and_is_replaced() {
     let mut engine = engine(capabilities::CLOUD);
     engine.set_pool_parameters(ONLY, groups("sg-1"), at(1));
     let cells = launches(&engine.set_pools(vec![pool("small", 2)], at(1)));
@@ -160,7 +160,7 @@ fn cell_of_other_parameters_is_taken_by_no_pod_and_is_replaced() {
     assert_eq!((attaches(&effects), launches(&effects).len()), (vec![], 1));
     let (_, effects) = engine.order(ordered("same", "sg-1"), at(4));
     assert_eq!(attaches(&effects), [cells[0].clone()]);
-    // The other one, and the one that replaced the first, are of an earlier configuration now.
+    // The second cell, and the cell that replaced the first, are of an earlier configuration now.
     let effects = engine.set_pool_parameters(ONLY, groups("sg-2"), at(5));
     let replaced = launches(&effects);
     assert!(matches!(engine.cells[&cells[1]].state, State::Terminating { .. }));
@@ -171,12 +171,12 @@ fn cell_of_other_parameters_is_taken_by_no_pod_and_is_replaced() {
             .filter(|cell| cell.is_warm())
             .all(|cell| { replaced.contains(&cell.id) && engine.has_parameters_of_pools(cell) })
     );
-    // A restart knows the parameters of its cells.
+    // The record has the parameters of the cell.
     let record = engine.cells[&cells[0]].stored();
     assert_eq!(Some(record.parameters_sha256), launch::parameters_digest(&groups("sg-1")));
 }
 
-/// Returns an engine with a pool of idle cells, which are on the node.
+/// Returns an engine with a pool of idle cells on the node.
 fn warmed_on_node(count: usize) -> (Engine, Vec<CellId>) {
     let mut engine = engine(capabilities::LOCAL);
     let cells = launches(&engine.set_pools(vec![pool("small", count)], at(1)));
@@ -222,7 +222,7 @@ fn refill_waits_ten_seconds_at_most_for_pods_that_overlap() {
     assert_eq!(launches(&engine.handle(Event::Tick, at(19))), []);
     assert_eq!(engine.next_timer(), Some(at(20).boot));
     assert_eq!(launches(&engine.handle(Event::Tick, at(20))).len(), 2);
-    // The second still starts: another pod does not prolong the delay.
+    // The second pod still starts: a further pod does not prolong the delay.
     let (_, effects) = take(&mut engine, "third", 21);
     assert_eq!(launches(&effects).len(), 1);
 }
@@ -273,7 +273,7 @@ fn cell_that_does_not_suit_or_is_silent_is_not_taken() {
     let (mut engine, effects) = pooled(1);
     let cell = launches(&effects).remove(0);
     warm(&mut engine, &cell, 2);
-    // The pod of no choice, as after a restart.
+    // A pod without a choice, as after a restart.
     let (_, effects) = engine.order(spec("other"), at(3));
     assert_eq!((launches(&effects).len(), attaches(&effects).len()), (1, 0));
     engine.handle(Event::Disconnected(cell.clone()), at(4));
@@ -303,7 +303,7 @@ fn smaller_pool_is_drained_and_a_larger_one_filled() {
     engine.set_pools(vec![pool("small", 1)], at(3));
     assert!(matches!(engine.cells[&cells[0]].state, State::Terminating { .. }));
     assert!(matches!(engine.cells[&cells[1]].state, State::Idle { .. }));
-    // Without candidates a pool keeps those that it had.
+    // Without new candidates a pool keeps its candidates.
     let unknown = Pool { candidates: None, ..pool("small", 3) };
     assert_eq!(launches(&engine.set_pools(vec![unknown], at(4))).len(), 2);
     let effects = engine.set_pools(vec![pool("other", 1)], at(5));
@@ -332,12 +332,12 @@ fn pool_gives_way_to_a_pod_at_a_limit() {
             warm(&mut engine, cell, 2);
         }
         engine.set_limits(limits, at(3));
-        // It suits none of the idle cells.
+        // No idle cell suits the pod.
         let (sandbox, effects) = engine.order(spec("pod"), at(4));
         assert_eq!((launches(&effects).len(), errors(&effects)), (0, Vec::new()));
         let warm = |engine: &Engine| engine.cells.values().filter(|cell| cell.is_warm()).count();
         assert_eq!(warm(&engine), 1);
-        // One after the other.
+        // Cells end one at a time.
         engine.handle(Event::Tick, at(5));
         assert_eq!(warm(&engine), 1);
         let ending = cells.iter().find(|cell| !engine.cells[*cell].is_warm()).unwrap().clone();
@@ -393,7 +393,7 @@ fn order_that_waits_for_the_end_of_a_warm_cell_names_the_limit_at_its_deadline()
 
 /// Verifies A18.
 #[test]
-fn warm_cell_that_costs_a_pod_more_is_taken_within_the_limits_alone() {
+fn warm_cell_that_costs_a_pod_more_is_taken_only_within_the_limits() {
     for (limit, is_taken) in [(PRICE + PRICE, false), (PRICE + PRICE + PRICE, true)] {
         let (mut engine, effects) = pooled(2);
         for cell in launches(&effects) {
@@ -416,7 +416,7 @@ fn cordon_ends_the_cells_of_pools() {
     warm(&mut engine, &cells[0], 2);
     engine.set_cordoned(true, at(3));
     assert!(engine.cells.values().all(|cell| !cell.is_warm()));
-    // Also those of a previous daemon.
+    // After the cordon the pool is filled again.
     engine.set_cordoned(false, at(4));
     assert_eq!(launches(&engine.handle(Event::Tick, at(200))).len(), 0);
     assert_eq!(engine.cells.values().filter(|cell| cell.is_warm()).count(), 2);
@@ -441,7 +441,7 @@ fn pool_keeps_to_limits() {
         Limits { max_cells: 1, ..Limits::default() },
         Limits { boots: Some(1), ..Limits::default() },
         Limits { price: Some(PRICE), ..Limits::default() },
-        // The limit of a namespace does not count cells without one.
+        // The limit of a namespace does not count cells without a namespace.
         Limits { max_cells: 1, namespace_price: Some(Price::FREE), ..Limits::default() },
     ] {
         let mut engine = engine(capabilities::CLOUD);
@@ -504,7 +504,7 @@ fn refused_credentials_and_quotas_are_logged_once_for_a_pool_and_not_tried_for_t
 
 /// Verifies A15.
 #[test]
-fn refused_credentials_and_quotas_cost_the_retries_of_a_pod_no_call() {
+fn retries_of_a_pod_make_no_call_after_refused_credentials_and_quotas() {
     for class in [ErrorClass::Auth, ErrorClass::Quota] {
         let mut engine = engine(capabilities::CLOUD);
         let (cell, _) = launched(&mut engine, "pod", at(1));
@@ -556,7 +556,7 @@ fn zones_of_launch(effects: &Effects) -> Vec<String> {
 
 /// Verifies A10, A21.
 #[test]
-fn pool_is_filled_of_dear_spot_while_on_demand_is_refused() {
+fn pool_is_filled_with_dear_spot_while_on_demand_is_refused() {
     for (refused, expected) in [(&["b"][..], &["dear"][..]), (&[], &["b"])] {
         let mut engine = engine(capabilities::CLOUD);
         let of = |zone: &str, market| {
@@ -577,7 +577,7 @@ fn pool_is_filled_of_dear_spot_while_on_demand_is_refused() {
 
 /// Verifies A21.
 #[test]
-fn pool_whose_offerings_are_refused_is_filled_of_further_ones_until_they_are_not() {
+fn pool_is_filled_with_further_offerings_while_its_offerings_are_refused() {
     let mut engine = engine(capabilities::CLOUD);
     let many: Vec<String> = (0..40).map(|number| format!("further-{number:02}")).collect();
     let further = many.iter().map(|zone| candidate(zone)).collect();
@@ -605,7 +605,7 @@ fn pool_whose_offerings_are_refused_is_filled_of_further_ones_until_they_are_not
 
 /// Verifies A13, A21.
 #[test]
-fn pool_over_a_quota_is_filled_of_no_further_offerings_until_the_quota_may_have_room() {
+fn pool_over_a_quota_gets_no_further_offerings_until_the_quota_may_have_room() {
     let mut engine = engine(capabilities::CLOUD);
     let further = vec![candidate("further")];
     let effects = engine.set_pools(vec![Pool { further, ..pool("small", 1) }], at(1));
@@ -677,7 +677,7 @@ fn warm_cells_survive_a_restart_and_others_end() {
     for (phase, pool_name, sandbox, stays) in [
         (CellPhase::Idle, "small", "", true),
         (CellPhase::Booting, "small", "", true),
-        // It was being bound: its pod's order is gone.
+        // The cell was being bound, and the order of its pod was not recorded.
         (CellPhase::Enrolled, "small", "sandbox", false),
         (CellPhase::Idle, "", "", false),
         (CellPhase::Idle, "other", "", false),
@@ -728,7 +728,7 @@ fn pod_without_any_offering_takes_a_warm_cell_or_gets_the_reason() {
 
 /// Verifies P21.
 #[test]
-fn warm_cells_tell_a_node_that_is_cut_off() {
+fn silent_warm_cells_count_for_a_cut_off() {
     for (silent, is_cut_off) in [(2, false), (3, true)] {
         let (mut engine, effects) = pooled(2);
         let mut cells = launches(&effects);
@@ -766,7 +766,7 @@ fn old_cell_whose_record_fails_is_terminated_later() {
 }
 
 #[test]
-fn miss_is_an_order_with_a_suitable_pool_without_an_idle_cell() {
+fn order_with_a_suitable_pool_but_no_idle_cell_counts_as_a_miss() {
     let mut engine = engine(capabilities::CLOUD);
     let effects = engine.set_pools(vec![pool("one", 1), pool("other", 1)], at(1));
     warm(&mut engine, &launches(&effects)[0], 2);

@@ -8,7 +8,7 @@ fn port(number: u16) -> HostPort {
     HostPort { protocol: Protocol::Tcp, host_ip: None, host_port: number, container_port: 80 }
 }
 
-/// Returns what a pod with these ports wants.
+/// Returns the wishes of a pod with these ports.
 fn with_ports(pod: &str, numbers: &[u16]) -> Wanted {
     let ports = numbers.iter().copied().map(port).collect();
     Wanted { key: key(pod), ports, ..Wanted::default() }
@@ -36,7 +36,7 @@ fn bind(engine: &mut Engine, cell: &CellId, launch: &Launch) {
 
 /// Verifies V50.
 #[test]
-fn host_port_is_taken_from_the_order_of_its_pod_until_the_node_shares_nothing_with_its_cell() {
+fn host_port_is_taken_from_the_order_of_its_pod_until_its_cell_is_released() {
     let mut engine = engine(capabilities::CLOUD);
     let (cell, launch) = ordered(&mut engine, with_ports("first", &[1]));
     let taken = |engine: &Engine| engine.taken_port(&with_ports("second", &[2, 1]));

@@ -1,5 +1,5 @@
-//! Random sequences of events: invariants that hold whatever the provider, the agents and the store
-//! answer, in whatever order.
+//! Random sequences of events. The invariants hold for all answers of the provider, the agents and
+//! the store, in any order.
 
 use std::collections::BTreeSet;
 
@@ -100,7 +100,7 @@ enum Call {
     Terminate,
 }
 
-/// The knowledge of a cell beside the engine.
+/// The test's model of a cell.
 #[derive(Debug, Default)]
 struct Model {
     /// The pod that it was launched for, and later attached to.
@@ -117,7 +117,7 @@ struct Model {
     silent_since: Option<Duration>,
 }
 
-/// The engine beside the model of its cells, its journal and the time.
+/// The engine, with the model of its cells, its journal and the time.
 struct Harness {
     engine: Engine,
     capabilities: Capabilities,
@@ -456,7 +456,8 @@ impl Harness {
                 self.model(id).may_run = true;
             }
             Effect::Attach(..) => {
-                // A cell of a pool, which it may have joined, has its pod from now on.
+                // A cell of a pool has its pod from now on, even if it was launched for another
+                // pod.
                 let pod = self.cells[id].pod_uid.clone();
                 let model = self.model(id);
                 assert!(!model.is_attached || model.pod == pod, "{id} has two pods");
@@ -491,7 +492,7 @@ impl Harness {
         self.models.get_mut(id).unwrap()
     }
 
-    /// Checks that no caller and no cell waits for what does not come.
+    /// Checks that each waiting caller has an order, and each waiting cell a pending call.
     fn assert_nothing_hangs(&self) {
         for sandbox in &self.waiting {
             assert!(self.engine.orders.contains_key(sandbox), "{sandbox} has no answer");
@@ -521,7 +522,7 @@ proptest! {
 
     /// Verifies P15, P17, P19.
     #[test]
-    fn no_sequence_of_events_breaks_an_invariant(
+    fn invariants_hold_for_random_sequences_of_events(
         steps in prop::collection::vec((steps(), prop::bool::weighted(0.05)), 1..80),
         provider in 0..4,
     ) {

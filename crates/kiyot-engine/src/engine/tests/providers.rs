@@ -30,7 +30,7 @@ fn away() -> ProviderSetup {
     provider_in(capabilities, Some(PLACE_AWAY))
 }
 
-/// Returns an engine with both providers, which have listed no instance.
+/// Returns an engine with both providers. Their listings have no instances.
 pub(super) fn with(node: ProviderSetup) -> Engine {
     let seams = Box::new(Counting::default());
     let mut engine = Engine::new(config(), vec![node, away()], seams);
@@ -50,7 +50,7 @@ pub(super) fn shown(
     engine.handle(Event::Listed { provider, began: now.boot, instances: instances.to_vec() }, now)
 }
 
-/// Returns an order whose pod has these prices of a cell, in dollars, at each provider.
+/// Returns an order with the prices of its candidates at each provider, in dollars.
 pub(super) fn offered(pod: &str, node: &[u64], away: &[u64]) -> OrderSpec {
     let offers = |provider, prices: &[u64]| {
         let candidate = |price: &u64| Candidate {
@@ -67,7 +67,7 @@ pub(super) fn offered(pod: &str, node: &[u64], away: &[u64]) -> OrderSpec {
     OrderSpec { offers: vec![offers(NODE, node), offers(AWAY, away)], ..spec(pod) }
 }
 
-/// Returns the providers and the zones of the launches of effects.
+/// Returns the provider and the zone of each launch among effects.
 pub(super) fn launched_by(engine: &Engine, effects: &Effects) -> Vec<(ProviderKey, Vec<String>)> {
     let launched = effects.iter().filter_map(|(cell, effect)| match effect {
         Effect::Launch(launch) => Some((engine.provider_of(cell.as_ref()?)?, launch)),
@@ -125,7 +125,7 @@ fn cheapest_offering_of_all_providers_is_launched_and_equal_ones_in_order() {
 
 /// Verifies A31.
 #[test]
-fn provider_that_refuses_or_fails_takes_its_own_offerings_away_and_nothing_else() {
+fn refusing_or_failing_provider_removes_only_its_own_offerings() {
     for (class, refusal) in [
         (ErrorClass::Capacity, Some(LaunchRefusal::Offerings(vec![offering("node-1")]))),
         (ErrorClass::Auth, Some(LaunchRefusal::All(vec![offering("node-1")]))),
@@ -138,7 +138,7 @@ fn provider_that_refuses_or_fails_takes_its_own_offerings_away_and_nothing_else(
         let next = fail(&mut engine, &cell, refused(class, refusal), 2);
         assert_eq!(next, [AWAY], "{class:?}");
     }
-    // Nothing is left: the order is answered, and the error has both causes.
+    // No offering is left: the order is answered, and the error has both causes.
     let mut engine = with(node());
     let (cell, _) = launch(&mut engine, offered("pod", &[1], &[2]), 1);
     fail(&mut engine, &cell, refused(ErrorClass::Invalid, None), 2);
@@ -165,19 +165,19 @@ fn provider_without_permission_is_left_out_of_further_orders_for_a_while() {
 
 /// Verifies A32.
 #[test]
-fn launch_without_an_answer_is_tried_at_another_provider_only_after_proven_absence() {
+fn unanswered_launch_is_tried_at_another_provider_only_after_proven_absence() {
     let mut engine = with(node());
     let (first, _) = launch(&mut engine, offered("pod", &[9], &[2]), 1);
     let unanswered = || Err(ProviderError::without_cause(ErrorClass::Unanswered, "launch"));
     engine.handle(Event::Launched(first.clone(), unanswered()), at(2));
-    // The order ends at its deadline, and so do those of the kubelet's retries.
+    // The order ends at its deadline, and so do the orders of the kubelet's retries.
     let deadline = 2 + config().launch_timeout.as_secs();
     engine.handle(Event::Tick, at(deadline));
     let retried = OrderSpec { sandbox: SandboxId::mint().unwrap(), ..offered("pod", &[9], &[2]) };
     let (_, effects) = engine.order(retried, at(deadline + 1));
     let launched = launched_by(&engine, &effects);
     assert!(launched.iter().all(|(provider, _)| *provider == AWAY), "{launched:?}");
-    // Of another offer, as after a change of the pod.
+    // An order with other offers, as after a change of the pod.
     let only_node = || OrderSpec {
         wanted: Arc::new(Wanted { identity: "other".into(), ..Wanted::clone(&spec("pod").wanted) }),
         ..offered("pod", &[9], &[])
@@ -189,7 +189,7 @@ fn launch_without_an_answer_is_tried_at_another_provider_only_after_proven_absen
     let blocked = errors(&engine.handle(Event::Tick, at(begin))).remove(0);
     let named = format!("an earlier cell of the pod has not ended: {first}");
     assert!(blocked.ends_with(&named), "{blocked}");
-    // Lists that don't show it prove that there is no instance, and the order goes on.
+    // Lists without the instance prove its absence, and the order goes on.
     let age = capabilities::EC2.not_found_believed_after.as_secs();
     let mut launched = None;
     for seconds in (begin..begin + 10 * age).step_by(30) {
@@ -211,7 +211,7 @@ fn launch_without_an_answer_is_tried_at_another_provider_only_after_proven_absen
 
 /// Verifies A33.
 #[test]
-fn list_of_a_provider_says_nothing_of_the_cells_of_another() {
+fn list_of_a_provider_is_no_evidence_for_cells_of_another() {
     let mut engine = with(node());
     let mut cells = BTreeMap::new();
     for (pod, spec) in [("near", offered("near", &[1], &[])), ("far", offered("far", &[], &[1]))] {
@@ -331,7 +331,7 @@ fn node_fills_first_and_the_rest_overflows() {
 
 /// Verifies A39.
 #[test]
-fn pods_on_the_node_leave_less_to_further_cells_and_end_none() {
+fn pods_on_the_node_leave_less_room_for_further_cells_and_end_no_cell() {
     let share = |milli_cpus, memory_mib| NodeShare { milli_cpus, memory_mib };
     let mut engine = with(ProviderSetup { machine: Some(share(4000, 1000)), ..node() });
     assert!(engine.set_node_pods(share(1000, 100), at(1)).is_empty());
@@ -340,7 +340,7 @@ fn pods_on_the_node_leave_less_to_further_cells_and_end_none() {
     assert_eq!(provider, NODE);
     assert_eq!(launch(&mut engine, sized("too many CPUs", 1001, 1), 3).1, AWAY);
     assert_eq!(launch(&mut engine, sized("too much memory", 1, 801), 3).1, AWAY);
-    // More than is left, less and more again: what runs goes on, and no order moves.
+    // The pods request more than is left, less, and more again: running cells go on.
     for milli_cpus in [9000, 0, 1500, 9000] {
         assert!(engine.set_node_pods(share(milli_cpus, 100), at(4)).is_empty());
         assert!(engine.contains(&first));
@@ -383,7 +383,8 @@ proptest! {
             let own: Vec<u64> = own.map(|it| it.candidate.price.micros()).collect();
             prop_assert_eq!(&own, list);
         }
-        // Each is the cheapest of the next ones, and of equal ones that of the first provider.
+        // Each offering is the cheapest of the next ones, and at equal prices that of the first
+        // provider.
         let mut taken = [0; 3];
         for next in &merged {
             let heads = keys.iter().zip(&lists).zip(&taken);

@@ -38,7 +38,7 @@ fn terminates(effects: &Effects) -> bool {
 
 /// Verifies X5.
 #[test]
-fn order_of_a_bound_cell_that_is_not_recorded_is_answered_with_the_error() {
+fn order_of_an_unrecorded_bound_cell_is_answered_with_the_error() {
     for capabilities in [capabilities::LOCAL, capabilities::CLOUD] {
         let mut engine = engine(capabilities);
         let (cell, _) = launched(&mut engine, "pod", at(1));
@@ -54,7 +54,7 @@ fn order_of_a_bound_cell_that_is_not_recorded_is_answered_with_the_error() {
 
 /// Verifies X5.
 #[test]
-fn cell_that_ends_before_its_launch_is_not_recorded_has_ended() {
+fn stopped_cell_with_an_unrecorded_launch_has_ended() {
     for capabilities in [capabilities::LOCAL, capabilities::CLOUD] {
         let mut engine = engine(capabilities);
         let (_, effects) = engine.order(spec("pod"), at(1));
@@ -69,7 +69,7 @@ fn cell_that_ends_before_its_launch_is_not_recorded_has_ended() {
 
 /// Verifies X5.
 #[test]
-fn cell_that_ends_before_its_attachment_is_not_recorded_is_terminated() {
+fn stopped_cell_with_an_unrecorded_attachment_is_terminated() {
     for capabilities in [capabilities::LOCAL, capabilities::CLOUD] {
         let mut engine = engine(capabilities);
         let (cell, _) = launched(&mut engine, "pod", at(1));
@@ -133,12 +133,12 @@ fn last_changes_of_many_cells_are_retried_with_pauses_until_all_are_written() {
 
 /// Verifies P6.
 #[test]
-fn end_of_a_cell_is_written_later_without_the_order_that_has_another() {
+fn late_end_of_a_cell_does_not_remove_an_order_with_another_cell() {
     let mut engine = engine(capabilities::CLOUD);
     let (first, _) = launched(&mut engine, "pod", at(1));
     let error = ProviderError::no_capacity("none left", vec![offering("a")]);
     let effects = engine.handle(Event::Launched(first.clone(), Err(error)), at(2));
-    assert_eq!(launches(&effects).len(), 1, "on another cell");
+    assert_eq!(launches(&effects).len(), 1, "the order gets another cell");
     let ends_order =
         |changes: &[Change]| changes.iter().any(|change| matches!(change, Change::Order(_, None)));
     let end = effects.into_iter().find_map(|(_, effect)| match effect {

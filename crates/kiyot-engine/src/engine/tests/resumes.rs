@@ -77,7 +77,7 @@ fn record_that_resumes_in_its_phase_is_stored_unchanged() {
             healthy_timeout_secs: None,
             ..record.clone()
         };
-        // As daemons wrote it that knew less.
+        // The record as older daemons wrote it, with fewer fields.
         let earlier = store::Cell {
             id: record.id.clone(),
             sandbox: record.sandbox.clone(),

@@ -21,7 +21,7 @@ fn refuse(engine: &mut Engine, pod: &str, error: ProviderError, now: Now) {
 
 /// Verifies K15.
 #[test]
-fn room_is_refused_by_what_refuses_the_launch_of_any_pod() {
+fn room_is_refused_if_launches_of_all_pods_are_refused() {
     let mut engine = engine(capabilities::CLOUD);
     assert_eq!((refusal(&engine, 1), room(&engine, 1).limits.max_cells), (None, 10));
     let of_request = ProviderError {
@@ -29,12 +29,12 @@ fn room_is_refused_by_what_refuses_the_launch_of_any_pod() {
         ..ProviderError::without_cause(ErrorClass::Auth, "launch: not with this role")
     };
     refuse(&mut engine, "pod", of_request, at(1));
-    assert_eq!(refusal(&engine, 2), None, "what one pod asks for closes nothing");
+    assert_eq!(refusal(&engine, 2), None, "the request of a single pod refuses no other pod");
     let denied = ProviderError::without_cause(ErrorClass::Auth, "launch: no credentials");
     refuse(&mut engine, "other", denied, at(200));
     let reason = refusal(&engine, 201).unwrap();
     assert!(reason.contains("no credentials"), "{reason}");
-    assert_eq!(refusal(&engine, 400), None, "it is tried again");
+    assert_eq!(refusal(&engine, 400), None, "launches are tried again");
     engine.set_cordoned(true, at(400));
     assert!(refusal(&engine, 400).unwrap().contains("uncordoned"));
     engine.set_cordoned(false, at(400));
@@ -44,7 +44,7 @@ fn room_is_refused_by_what_refuses_the_launch_of_any_pod() {
 
 /// Verifies K15.
 #[test]
-fn room_ends_with_the_price_limit_of_the_node_alone() {
+fn room_is_limited_only_by_the_price_limit_of_the_node() {
     let mut engine = engine(capabilities::CLOUD);
     let limits =
         Limits { price: Some(PRICE), namespace_price: Some(Price::FREE), ..Limits::default() };
@@ -55,14 +55,14 @@ fn room_ends_with_the_price_limit_of_the_node_alone() {
     assert!(reason.starts_with("the cells of the node may cost $3.6000 an hour"), "{reason}");
     engine.set_limits(Limits { price: Some(PRICE + PRICE), ..limits }, at(3));
     assert_eq!(refusal(&engine, 3), None);
-    // Over the bound of cells and of boots pods wait, and the first is declared.
+    // Pods wait at the bounds on cells and on boots, and the bound on cells is declared.
     engine.set_limits(Limits { max_cells: 1, boots: Some(1), ..Limits::default() }, at(4));
     assert_eq!((refusal(&engine, 4), room(&engine, 4).limits.max_cells), (None, 1));
 }
 
 /// Verifies K15.
 #[test]
-fn idle_cells_are_room_while_nothing_is_launched() {
+fn idle_cells_are_room_unless_launches_are_stopped() {
     let mut engine = engine(capabilities::CLOUD);
     let effects = engine.set_pools(vec![pool("small", 3)], at(1));
     for cell in &launches(&effects)[..2] {

@@ -17,7 +17,7 @@ fn ranked(provider: ProviderKey, instance_type: &str, zone: &str) -> Ranked {
     Ranked { provider, candidate: Candidate { offering, ..candidate(zone) } }
 }
 
-/// Adds as many starts as make a time known.
+/// Adds the number of starts from which a time counts as measured.
 fn measure(times: &mut StartTimes, provider: ProviderKey, instance_type: &str, seconds: u64) {
     for _ in 0..3 {
         times.add(provider, instance_type, secs(seconds));
@@ -80,7 +80,7 @@ fn time_is_the_ninetieth_percentile_of_the_latest_starts_of_the_family_or_the_pr
 
 /// Verifies A38.
 #[test]
-fn cold_starts_are_measured_and_warm_ones_are_not() {
+fn cold_starts_are_measured_and_warm_starts_are_not() {
     let mut engine = engine(capabilities::LOCAL);
     let small = ranked(ONLY, "small", "a");
     for (pod, pool) in [("a", None), ("b", Some("pool")), ("c", None), ("d", None)] {
@@ -123,7 +123,7 @@ proptest! {
             None => 1,
             Some(_) => 2,
         };
-        // Within a part the order of the zones, which is that of the ranking before, or the time.
+        // Each part is in the order of the zones, which is the previous ranking, or of the times.
         let place = |it: &Ranked| {
             let late = times.of(it).filter(|_| part(&it) == 2);
             (part(&it), late, it.candidate.offering.zone.clone())

@@ -123,7 +123,7 @@ fn pod_that_takes_a_warm_cell_of_a_previous_daemon_sets_all_tags() {
 }
 
 #[test]
-fn cell_that_was_launched_for_its_pod_has_no_further_tags() {
+fn cell_launched_for_its_pod_gets_no_further_tags() {
     let mut engine = engine(capabilities::CLOUD);
     let (_, effects) = engine.order(labelled(spec("pod"), &[("app", "web")]), at(1));
     let effects = warm(&mut engine, &launches(&effects)[0], 5);
@@ -131,8 +131,8 @@ fn cell_that_was_launched_for_its_pod_has_no_further_tags() {
 }
 
 #[test]
-fn labels_of_a_pod_that_left_its_cell_become_empty() {
-    // The pool launches no cell beside that of the pod.
+fn tags_of_a_pod_that_abandoned_its_cell_become_empty() {
+    // The pool launches no cell beside the pod's cell.
     let limits = Limits { boots: Some(1), ..config().limits };
     let mut engine = with_config(capabilities::CLOUD, EngineConfig { limits, ..config() });
     let first = labelled(spec("first"), &[("app", "web"), ("run", "once")]);
@@ -148,7 +148,7 @@ fn labels_of_a_pod_that_left_its_cell_become_empty() {
 }
 
 #[test]
-fn labels_that_are_no_tags_are_reported_once_for_each_pod() {
+fn unusable_labels_are_reported_once_for_each_pod() {
     let all = TagRules { labels: vec!["*".into()], ..TagRules::default() };
     let mut engine = with_rules(capabilities::CLOUD, all);
     let odd = |pod: &str| labelled(spec(pod), &[("aws:x", "1"), ("app", "web")]);

@@ -1,4 +1,4 @@
-//! Launches that no call waits for.
+//! Abandoned orders: no call waits for their launches.
 
 use crate::engine::tests::{
     pools::{attaches, errors, launches, pool, seconds, taking, warm},
@@ -21,7 +21,7 @@ fn leave(engine: &mut Engine, now: u64) -> Effects {
 
 /// Verifies A23.
 #[test]
-fn unclaimed_cell_joins_a_pool_that_lacks_one_and_another_pod_takes_it() {
+fn abandoned_cell_joins_a_pool_that_lacks_a_cell_and_another_pod_takes_it() {
     let (mut engine, cell, sandbox) = launching();
     assert_eq!(errors(&leave(&mut engine, 2)), Vec::<String>::new());
     let effects = warm(&mut engine, &cell, 12);
@@ -43,7 +43,7 @@ fn unclaimed_cell_joins_a_pool_that_lacks_one_and_another_pod_takes_it() {
     assert_eq!((record.pool.as_str(), record.pod_uid.as_str()), ("small", ""));
     assert_eq!((record.sandbox.as_str(), record.namespace.as_str()), ("", ""));
     assert_eq!((launches(&effects), attaches(&effects)), (vec![], vec![]));
-    // Its cost until then is that of the namespace of the pod that it was launched for.
+    // Until it joined the pool, its cost belongs to its first pod's namespace.
     let counted = engine.account(&cell, at(22)).unwrap();
     assert_eq!(counted.cost, PRICE.over(seconds(10)));
     let (_, effects) = engine.order(taking("other"), at(30));
@@ -52,7 +52,7 @@ fn unclaimed_cell_joins_a_pool_that_lacks_one_and_another_pod_takes_it() {
 
 /// Verifies O22.
 #[test]
-fn unclaimed_cell_joins_no_pool_under_a_cordon() {
+fn abandoned_cell_joins_no_pool_under_a_cordon() {
     let (mut engine, cell, _) = launching();
     engine.set_cordoned(true, at(2));
     leave(&mut engine, 2);
@@ -61,7 +61,7 @@ fn unclaimed_cell_joins_no_pool_under_a_cordon() {
 
 /// Verifies A23.
 #[test]
-fn cell_whose_call_has_come_back_is_bound() {
+fn cell_is_bound_if_a_call_waits_again() {
     let (mut engine, cell, _) = launching();
     leave(&mut engine, 2);
     engine.handle(Event::Claimed(key("pod")), at(3));
@@ -72,7 +72,7 @@ fn cell_whose_call_has_come_back_is_bound() {
 
 /// Verifies A23.
 #[test]
-fn unclaimed_cell_that_no_pool_lacks_is_bound_or_ends_after_three_minutes() {
+fn abandoned_cell_that_no_pool_lacks_is_bound_or_ends_after_three_minutes() {
     let (mut engine, cell, _) = launching();
     engine.set_pools(Vec::new(), at(1));
     leave(&mut engine, 2);
@@ -91,7 +91,7 @@ fn unclaimed_cell_that_no_pool_lacks_is_bound_or_ends_after_three_minutes() {
 
 /// Verifies A23.
 #[test]
-fn order_that_waits_for_a_boot_ends_three_minutes_after_its_call() {
+fn abandoned_order_that_waits_for_a_boot_ends_after_three_minutes() {
     let (mut engine, _, _) = launching();
     let (sandbox, _) = engine.order(spec("other"), at(2));
     engine.handle(Event::Unclaimed(key("other")), at(3));
@@ -118,7 +118,8 @@ fn cell_of_a_changed_pod_joins_a_pool_in_each_state_before_its_attachment() {
         assert_eq!(engine.cells[&cell].is_warm(), joins, "{state}");
         assert!(errors(&effects)[0].contains("changed"), "{effects:?}");
         if joins {
-            // The pod waits for the boot that goes on, and its cell comes before the pool's.
+            // The pod waits for the boot of the joined cell. Then its launch comes before the
+            // pool's.
             assert_eq!(launches(&effects), []);
             assert_eq!(launches(&warm(&mut engine, &cell, 4)).len(), 1);
         }
@@ -162,7 +163,7 @@ fn cell_with_parameters_of_its_pod_joins_no_pool() {
 
 /// Verifies A23.
 #[test]
-fn launch_of_a_previous_daemon_that_no_call_joins_joins_a_pool() {
+fn abandoned_launch_of_a_previous_daemon_joins_a_pool() {
     let record = store::Cell {
         offering: Some(launch::stored_candidate(&candidate("a"))),
         pod_uid: "pod".into(),
@@ -190,7 +191,7 @@ fn launch_of_a_previous_daemon_that_no_call_joins_joins_a_pool() {
     engine.set_limits(Limits { boots: Some(1), ..Limits::default() }, at(1));
     engine.set_pools(vec![pool("small", 1)], at(1));
     engine.handle(Event::Connected(cell.clone()), at(2));
-    // The kubelet's retry has its time.
+    // The kubelet's retry has time to join the launch.
     assert!(!engine.cells[&cell].is_warm());
     engine.handle(Event::Tick, at(61));
     assert!(engine.cells[&cell].is_warm());

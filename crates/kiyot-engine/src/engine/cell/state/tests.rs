@@ -37,7 +37,7 @@ fn events() -> impl Strategy<Value = CellEvent> {
     ]
 }
 
-/// Returns the rank of a state: no event leads to a lower rank.
+/// Returns the rank of a state. No event leads to a lower rank.
 fn rank(state: &State) -> u8 {
     match state {
         State::Requested => 0,
@@ -80,8 +80,8 @@ proptest! {
                 prop_assert!(is_proof, "{before:?} -{event:?}-> {after:?}");
                 prop_assert!(after.containers_ended(), "{before:?} -{event:?}-> {after:?}");
             }
-            // What a call changes is recorded before it. A launch is recorded once: its replays
-            // repeat the record.
+            // A record precedes each call. A launch is recorded once: its replays repeat the
+            // recorded call.
             let replays = matches!(event, CellEvent::RetryDue | CellEvent::Resumed);
             for (at, effect) in effects.iter().enumerate() {
                 let before = effects.get(at.wrapping_sub(1));
@@ -100,7 +100,7 @@ proptest! {
             if let (Some(first), Some(then)) = (before.reason(), after.reason()) {
                 prop_assert_eq!(first, then, "the first reason stays");
             }
-            // A pod that has left its cell does not come back.
+            // A released pod does not return.
             prop_assert!(!before.is_released() || after.is_released());
             state = after;
         }
@@ -199,7 +199,7 @@ fn failed_record_waits_for_the_answer_of_an_attachment() {
     let (state, effects) = State::Binding { instance }.on(CellEvent::RecordFailed);
     assert_eq!(effects, [CellEffect::RecordIfPossible]);
     let (state, effects) = state.on(CellEvent::RecordFailed);
-    assert_eq!(effects, [], "the attachment may be called yet");
+    assert_eq!(effects, [], "the attachment may still be called");
     let (state, effects) = state.on(CellEvent::AttachFailed("not called".into()));
     assert_eq!(effects, [CellEffect::RecordIfPossible, CellEffect::Terminate]);
     assert!(state.is_released());
@@ -221,7 +221,7 @@ fn pod_ends_before_its_instance() {
     assert!(state.is_released());
 }
 
-/// Returns the name of a state with its step, as the drawing has it.
+/// Returns the name of a state with its step, as in the drawing.
 fn name(state: &State) -> String {
     match state {
         State::Launching { call, .. } => format!("Launching_{call:?}"),

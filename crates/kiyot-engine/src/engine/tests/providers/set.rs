@@ -59,7 +59,7 @@ fn removed_provider_launches_nothing_and_is_released_with_its_last_cell() {
     let removed = "provider \"away\" was removed from the configuration, and launches no further \
                    cell; allowed: one of providers";
     assert_eq!((launches(&effects), errors(&effects)), (vec![], vec![removed.to_owned()]));
-    // Its lists are evidence, and the cell ends as ever.
+    // Its lists are evidence, and the cell ends as usual.
     let running = launched_as("i-1", &cell);
     for seconds in (10..=3000).step_by(10) {
         assert_eq!(
@@ -102,7 +102,7 @@ fn launch_that_has_begun_goes_on_and_warm_cells_of_a_removed_provider_end() {
     let effects = engine.set_providers(vec![node()], at(4));
     assert_eq!(launches(&effects), []);
     assert!(engine.is_ending(&idle) && !engine.is_ending(&begun));
-    // No other fills the pool, whatever frees it.
+    // No other cell fills the pool, whatever time passes.
     for seconds in (10..=4000).step_by(10) {
         assert_eq!(launches(&engine.handle(Event::Tick, at(seconds))), []);
     }
@@ -126,7 +126,7 @@ fn added_provider_launches_once_its_instances_are_listed() {
     let effects = shown(&mut engine, AWAY, 5, &[]);
     assert_eq!(launched_by(&engine, &effects).len(), 1, "the pool is filled");
     assert_eq!(launch(&mut engine, offered("second", &[9], &[2]), 6).1, AWAY);
-    // Beside another, cells on the node are bounded.
+    // A reload may bound the cells on the node.
     let machine = Some(NodeShare { milli_cpus: 4000, memory_mib: 1000 });
     assert_eq!(engine.free_on_node(), None);
     engine.set_providers(vec![away(), ProviderSetup { machine, ..node() }], at(7));
@@ -149,7 +149,7 @@ fn provider_added_again_while_it_drains_goes_on_at_once() {
 
 /// Verifies A34, A41.
 #[test]
-fn cell_of_an_absent_provider_is_as_before_once_it_is_added() {
+fn cell_of_an_absent_provider_goes_on_once_the_provider_is_added() {
     let (engine, cell) = with_bound();
     let record = engine.cells[&cell].stored();
     let journal = Journal {
