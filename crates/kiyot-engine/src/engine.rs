@@ -397,7 +397,7 @@ impl Engine {
     fn on_timer(&mut self, timer: Timer, now: Now) {
         match timer {
             Timer::Deadline(order) => self.on_order_deadline(&order, now),
-            Timer::Unclaimed(order) => self.on_claim_timeout(&order, now),
+            Timer::Abandoned(order) => self.on_abandoned_timeout(&order, now),
             Timer::Retry(cell) => self.apply(&cell, CellEvent::RetryDue, now),
             Timer::Token(cell) => self.apply(&cell, CellEvent::TokenExpired, now),
             Timer::Orphan(cell) => self.apply(&cell, CellEvent::OrphanTimeout, now),

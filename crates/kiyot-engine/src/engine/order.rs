@@ -30,10 +30,10 @@ use crate::{
     wanted::{OrderKey, Wanted},
 };
 
+pub(super) mod abandoned;
 pub(super) mod market;
 pub(super) mod start_times;
 pub(super) mod starts;
-pub(super) mod unclaimed;
 
 /// The end reason of a cell that was not launched in time.
 const NOT_LAUNCHED: &str = "its launch failed until its time limit passed";
@@ -190,7 +190,7 @@ impl Engine {
                 };
                 self.orders.insert(sandbox.clone(), order);
                 self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
-                self.limit_claim(&sandbox, now);
+                self.limit_abandoned(&sandbox, now);
                 self.end_unordered_cells_of(&sandbox, now);
                 self.place(&sandbox, now);
                 if let Some(blocking) = self.waited_for(&sandbox) {
@@ -248,7 +248,7 @@ impl Engine {
         order.is_claimed = spec.is_claimed;
         self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
         let cell = order.state.cell().cloned();
-        self.limit_claim(sandbox, now);
+        self.limit_abandoned(sandbox, now);
         self.effects.push((cell.clone(), Effect::Log(Notice::Joined(sandbox.clone()))));
         if let Some(cell) = cell {
             self.apply(&cell, CellEvent::Bind, now);
@@ -695,7 +695,7 @@ impl Engine {
             }
             let outcome = outcome.map_err(|last| with_causes(order.causes, last));
             self.timers.clear(&Timer::Deadline(sandbox.clone()));
-            self.timers.clear(&Timer::Unclaimed(sandbox.clone()));
+            self.timers.clear(&Timer::Abandoned(sandbox.clone()));
             self.effects.push((cell.cloned(), Effect::AnswerOrder(sandbox.clone(), outcome)));
         }
     }

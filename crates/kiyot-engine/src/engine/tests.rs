@@ -10,6 +10,7 @@ use crate::{
     wanted::{OrderKey, Wanted},
 };
 
+mod abandoned;
 mod breaker;
 mod budgets;
 mod capabilities;
@@ -32,7 +33,6 @@ mod resumes;
 mod room;
 mod start_times;
 mod tags;
-mod unclaimed;
 
 /// Seams that count.
 #[derive(Debug, Default)]

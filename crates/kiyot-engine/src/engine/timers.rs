@@ -15,7 +15,7 @@ pub(super) enum Timer {
     /// The deadline of an order.
     Deadline(SandboxId),
     /// The time until which a call must join an abandoned order.
-    Unclaimed(SandboxId),
+    Abandoned(SandboxId),
     /// The pause of a cell before a retry.
     Retry(CellId),
     /// The next description of a terminated instance.

@@ -17,17 +17,17 @@ use crate::{
 };
 
 /// The time within which a call must join an abandoned order. A kubelet repeats a call within 15 s.
-const CLAIM_TIMEOUT: Duration = Duration::from_secs(180);
+const ABANDONED_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// The end reason of an order that stayed abandoned.
-const UNCLAIMED: &str = "no call of the kubelet waited for the cell for three minutes";
+const ABANDONED: &str = "no call of the kubelet waited for the cell for three minutes";
 
 impl Engine {
     pub(in crate::engine) fn on_claimed(&mut self, key: &OrderKey) {
         let mut orders = self.orders.iter_mut();
         if let Some((sandbox, order)) = orders.find(|(_, order)| order.wanted.key == *key) {
             order.is_claimed = true;
-            self.timers.clear(&Timer::Unclaimed(sandbox.clone()));
+            self.timers.clear(&Timer::Abandoned(sandbox.clone()));
         }
     }
 
@@ -36,31 +36,31 @@ impl Engine {
         if let Some((sandbox, order)) = orders.find(|(_, order)| order.wanted.key == *key) {
             order.is_claimed = false;
             let sandbox = sandbox.clone();
-            self.limit_claim(&sandbox, now);
+            self.limit_abandoned(&sandbox, now);
         }
     }
 
     /// Limits the time of an order that no call waits for.
-    pub(in crate::engine) fn limit_claim(&mut self, sandbox: &SandboxId, now: Now) {
+    pub(in crate::engine) fn limit_abandoned(&mut self, sandbox: &SandboxId, now: Now) {
         let Some(order) = self.orders.get(sandbox) else { return };
-        let timer = Timer::Unclaimed(sandbox.clone());
+        let timer = Timer::Abandoned(sandbox.clone());
         if order.is_claimed {
             self.timers.clear(&timer);
         } else {
-            self.timers.set_once(timer, now.boot + CLAIM_TIMEOUT);
+            self.timers.set_once(timer, now.boot + ABANDONED_TIMEOUT);
         }
     }
 
     /// Ends an order that no call has joined in time. A cell that is being attached goes on: a
     /// later call can take over the sandbox.
-    pub(in crate::engine) fn on_claim_timeout(&mut self, sandbox: &SandboxId, now: Now) {
+    pub(in crate::engine) fn on_abandoned_timeout(&mut self, sandbox: &SandboxId, now: Now) {
         let Some(order) = self.orders.get(sandbox) else { return };
         match order.state.cell().cloned() {
-            None => self.answer_order(None, sandbox, Err(CellError::Replaced(UNCLAIMED))),
+            None => self.answer_order(None, sandbox, Err(CellError::Replaced(ABANDONED))),
             Some(cell) => {
                 let cell_state = self.cells.get(&cell).map(|cell| &cell.state);
                 if !matches!(cell_state, Some(State::Binding { .. })) {
-                    self.release(&cell, UNCLAIMED, now);
+                    self.release(&cell, ABANDONED, now);
                 }
             }
         }
