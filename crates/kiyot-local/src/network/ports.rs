@@ -23,9 +23,9 @@ use crate::{
 /// An error of host ports.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PortError {
-    #[error("{port} is taken by pod {pod} in {cell}; allowed is a port that no other pod has")]
+    #[error("{port} is taken by pod {pod} in {cell}; allowed: a port that no other pod has")]
     Taken { port: HostPort, pod: String, cell: String },
-    #[error("{port} is taken by instance {cell}; allowed is a port that no other pod has")]
+    #[error("{port} is taken by instance {cell}; allowed: a port that no other pod has")]
     TakenByInstance { port: HostPort, cell: String },
     #[error(
         "{0}: without a CNI plugin that maps ports, allowed are the node's addresses, except \
