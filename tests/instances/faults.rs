@@ -182,7 +182,7 @@ async fn empty_lists_of_another_provider_end_no_pod() {
         world.launched().iter().map(|instance| instance.tags["kiyot:cell"].clone()).collect();
     let names = |line: &&str| {
         line.contains("ERROR")
-            && line.contains("provider, region or endpoint was changed under cells")
+            && line.contains("provider, region or endpoint changed while cells exist")
             && line.contains("launched_in=\"region us-east-1, endpoint ")
             && line.contains("provider_looks_in=\"this node (netns or qemu)\"")
             && cells.iter().all(|cell| line.contains(cell))

@@ -1,8 +1,8 @@
 //! The lifecycle of cells.
 //!
-//! The engine (`engine`) is pure: orders, cells, evidence. `shared` carries out its effects, each
-//! step on disk before it is taken, so that a daemon that is killed at any moment finds what it had
-//! begun. `listing` shows the engine the provider's instances.
+//! The engine (`engine`) is pure: orders, cells, evidence. `shared` carries out its effects and
+//! records each step before taking it, so that a killed daemon finds every step it began. `listing`
+//! reports the provider's instances to the engine.
 
 use std::{
     collections::BTreeMap,
@@ -85,7 +85,7 @@ pub struct Cell {
 pub struct BoundCell {
     /// The cell.
     pub cell: Cell,
-    /// The id of the pod's sandbox: that of the order, or of the earlier order that it joined.
+    /// The sandbox id of the order, or of the earlier order that this order joined.
     pub sandbox: SandboxId,
     /// The attachment to the pod's network.
     pub attached: Attached,
@@ -94,11 +94,11 @@ pub struct BoundCell {
 /// An event of a cell.
 #[derive(Debug, Clone)]
 pub enum CellEvent {
-    /// Its control connection is (again) established: start another watch.
+    /// The control connection is established, perhaps again: start another watch of the cell.
     Connected(CellId),
-    /// Waits for a pod in its warm pool.
+    /// The cell waits in its warm pool for a pod.
     Warm(CellId),
-    /// Its end is confirmed.
+    /// The cell's end is confirmed.
     Gone {
         /// The cell.
         cell: CellId,
@@ -108,16 +108,16 @@ pub enum CellEvent {
 }
 
 /// The time beyond the orphan timeout after which a cell without contact has stopped its pod: the
-/// silence that an agent takes for a lost link, and the time in which containers end.
+/// agent first has to notice the lost link, then end the containers.
 const ORPHAN_GRACE: Duration = Duration::from_secs(120);
 
-/// The time for which further providers are waited for once one has offerings for a pod.
+/// Bounds the wait for further providers after a provider has offerings for a pod.
 const OFFERS_GRACE: Duration = Duration::from_secs(2);
 
-/// Bounds the cells that a line of the log names.
+/// Bounds the cells that a log line names.
 const MAX_NAMED: usize = 10;
 
-/// The seams of the engine in the daemon.
+/// The daemon's implementation of the engine's seams.
 #[derive(Debug)]
 struct DaemonSeams {
     random: SystemRandom,
@@ -138,13 +138,13 @@ impl Seams for DaemonSeams {
 #[derive(Debug)]
 pub struct Cells {
     shared: Arc<Shared>,
-    /// The needs of pods that say nothing, without the memory that cells need themselves.
+    /// The default needs of pods, without the memory that cells need themselves.
     defaults: Defaults,
     warm: watch::Sender<Vec<WarmPool>>,
 }
 
 impl Cells {
-    /// Loads the cells of the store. The gateway admits them from now on; their work goes on with
+    /// Loads the cells of the store. The gateway admits them from now on; their tasks start with
     /// [`Cells::serve`].
     pub async fn start(
         config: CellsConfig,
@@ -203,8 +203,8 @@ impl Cells {
                 provider_looks_in = engine.provider_places(),
                 cluster,
                 node,
-                "provider, region or endpoint was changed under cells: their pods run on, and \
-                 their instances are seen and ended only when the earlier is configured again"
+                "provider, region or endpoint changed while cells exist: their pods run on; \
+                 their instances are listed and ended only with the earlier value"
             );
         }
         if is_cordoned {
@@ -224,13 +224,13 @@ impl Cells {
         metrics::CellMetrics::new(Arc::clone(&self.shared))
     }
 
-    /// Sets the limits of further launches. Cells go on, even above a lower limit.
+    /// Sets the limits of further launches. Running cells continue, even above a lower limit.
     pub fn set_limits(&self, limits: Limits) {
         self.shared.with_core(|core, now| ((), core.engine.set_limits(limits, now)));
     }
 
-    /// Sets the limit of silence of cells whose pod has none of its own, of running cells too;
-    /// `None` is no limit.
+    /// Sets the limit of silence of running and later cells whose pod sets no limit; `None` is no
+    /// limit.
     pub fn set_healthy_timeout(&self, limit: Option<Duration>) {
         self.shared.with_core(|core, now| ((), core.engine.set_healthy_timeout(limit, now)));
     }
@@ -280,8 +280,8 @@ impl Cells {
         self.shared.tasks.spawn(listing::run(Arc::clone(&self.shared), source));
     }
 
-    /// Configures providers, in the order in which equal offerings are preferred. One that was
-    /// added launches once its instances are listed; the others drain until their last cell has
+    /// Configures providers, in the order in which equal offerings are preferred. An added provider
+    /// launches once its instances are listed. A removed provider drains until its last cell has
     /// ended.
     pub(super) fn set_providers(&self, providers: Vec<Configured>) {
         let shared = &self.shared;
@@ -298,7 +298,7 @@ impl Cells {
         for source in added {
             self.run(source);
         }
-        // Pools without a provider are of the first, and those of a new one are filled.
+        // Pools without a provider use the first; pools of an added provider are filled.
         self.warm.send_modify(|_| {});
     }
 
@@ -307,7 +307,7 @@ impl Cells {
         self.shared.sources.get(key).map(|source| Arc::clone(&source.provider))
     }
 
-    /// Makes the absent cgroups of running pods, by their `cgroup_parent`, if their cells outlive a
+    /// Makes absent cgroups of running pods, by `cgroup_parent`, if the pods' cells outlive a
     /// reboot of the node.
     pub(super) async fn restore_cgroups(&self, parents: &[String]) {
         if !parents.is_empty() {
@@ -324,7 +324,7 @@ impl Cells {
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
         let mut core = self.shared.core();
-        // Their senders are dropped: callers learn that the daemon stops.
+        // Dropping the senders tells callers that the daemon stops.
         core.orders.clear();
         core.enders.clear();
     }
@@ -336,11 +336,11 @@ impl Cells {
     }
 
     /// Launches a cell for a sandbox: records it, launches the instance, waits for its agent to
-    /// enrol, and attaches the pod's network. After an error nothing of the cell is left, or its
+    /// enrol, and attaches the pod's network. After an error, nothing of the cell remains, or its
     /// record says what remains to be undone.
     ///
-    /// The launch continues if the caller is dropped, and an equal order joins it, also after a
-    /// restart of the daemon. A launch that no call waits for ends after three minutes.
+    /// The launch continues if the caller is dropped. An equal order joins it, also after a restart
+    /// of the daemon. A launch without a waiting call ends after three minutes.
     pub async fn launch(
         self: &Arc<Self>,
         wanted: Arc<Wanted>,
@@ -353,7 +353,7 @@ impl Cells {
         }
         let OrderKey { pod_uid, namespace, name: pod, .. } = &wanted.key;
         let subject = Subject::Pod { name: wanted.key.pod(), uid: pod_uid.clone() };
-        // Before the provider is asked, whose error does not name the other pod.
+        // Before the provider is called: its error would not name the other pod.
         if let Some(taken) = shared.core().engine.taken_port(&wanted) {
             return Err(taken.into());
         }
@@ -370,8 +370,8 @@ impl Cells {
             if let Some(taken) = core.engine.taken_port(&wanted) {
                 return (Err(taken.into()), Effects::new());
             }
-            // Other offerings or prices, or a provider that doesn't return them, don't end a launch
-            // that is going on, and don't matter to a cell that runs already.
+            // A launch under way and a running cell need no offerings: they continue even if the
+            // offerings changed or can't be read.
             if let Some(error) = spec.refusal()
                 && !is_ordered
                 && !core.engine.has_warm_cell(&spec)
@@ -396,8 +396,8 @@ impl Cells {
         Ok(BoundCell { cell, sandbox, attached })
     }
 
-    /// Returns what the providers offer a pod. Once one has offerings, the others are waited for a
-    /// short time only.
+    /// Returns the offerings of all providers for a pod. After the first provider with offerings,
+    /// the wait for the others is short.
     async fn offers(&self, wanted: &Wanted) -> Vec<Offers> {
         let all = self.shared.sources.configured();
         let mut pending: FuturesUnordered<_> =
@@ -456,8 +456,8 @@ impl Cells {
         Needs::new(request, requested, &self.defaults)
     }
 
-    /// Returns the offerings of a provider that fit a pod and were not refused lately, the
-    /// preferred first.
+    /// Returns a provider's offerings that fit a pod and were not refused lately, the preferred
+    /// first.
     fn candidates(
         &self,
         provider: ProviderKey,
@@ -477,8 +477,8 @@ impl Cells {
         Err(refused.unwrap_or_else(|| NoFit::new(catalogue, needs, rules).into()))
     }
 
-    /// Ends the launch for a sandbox if other annotations choose its machine now and its cell is
-    /// not attached yet. The callers of the launch get an error.
+    /// Ends the launch for a sandbox if the pod's annotations now choose another machine and the
+    /// cell is not attached yet. The launch's callers get an error.
     pub(super) fn end_changed_launch(&self, order: &OrderKey, identity: &str) {
         self.shared
             .with_core(|core, now| ((), core.engine.end_changed_order(order, identity, now)));
@@ -493,24 +493,24 @@ impl Cells {
         Some(Cell { id: id.clone(), link, capabilities: source?.capabilities })
     }
 
-    /// Returns true if a cell is being ended or has ended.
+    /// Returns whether a cell is being ended or has ended.
     pub(super) fn is_ending(&self, id: &CellId) -> bool {
         self.shared.core().engine.is_ending(id)
     }
 
-    /// Returns true while a cell waits in a warm pool, and no pod has taken it.
+    /// Returns whether a cell waits in a warm pool: no pod has taken it.
     pub(super) fn is_warm(&self, id: &CellId) -> bool {
         self.shared.core().engine.is_warm(id)
     }
 
-    /// Returns the account of a cell: instance, price, cost and the steps of its start. `None` once
-    /// its end is confirmed.
+    /// Returns the account of a cell: instance, price, cost and the steps of its start; `None`
+    /// after its end is confirmed.
     pub(super) fn account(&self, id: &CellId) -> Option<Account> {
         self.shared.core().engine.account(id, now())
     }
 
-    /// Returns the resources of a cell for the containers of its pod; `None` if they are not known,
-    /// or are those of the node.
+    /// Returns the resources of a cell for the containers of its pod; `None` if they are unknown,
+    /// or if they are the node's.
     pub(super) async fn resources(&self, id: &CellId) -> Option<CellResources> {
         let offering = self.account(id)?.offering?.offering;
         let source = self.shared.source_of(&self.shared.core(), id)?;
@@ -526,7 +526,7 @@ impl Cells {
         self.shared.sources.configured().into_iter().map(|source| source.capabilities)
     }
 
-    /// Takes a step of the start of a cell's pod; a repeated step is ignored.
+    /// Records a step in the start of a cell's pod; ignores a repeated step.
     pub(super) fn reached(&self, id: &CellId, step: Step) {
         self.shared.handle(Event::Reached(id.clone(), step));
     }
@@ -536,22 +536,22 @@ impl Cells {
         self.shared.core().engine.ids().cloned().collect()
     }
 
-    /// Returns the reason of a cell's end while its tombstone is kept: for receivers that missed
+    /// Returns the reason of a cell's end while its tombstone is kept, for receivers that missed
     /// the event.
     pub fn gone_reason(&self, id: &CellId) -> Option<String> {
         self.shared.core().engine.gone_reason(id).map(ToOwned::to_owned)
     }
 
-    /// Drops tombstones, except those to keep, and adds the removal of their records to the batch.
+    /// Drops all tombstones except the ones to keep, and adds the removal of their records to the
     pub fn forget_gone(&self, keep: impl Fn(&CellId) -> bool, batch: &mut Batch) {
         for forgotten in self.shared.core().engine.forget_gone(keep) {
             batch.remove(Table::Cells, forgotten.as_str());
         }
     }
 
-    /// Terminates a cell. `Ok` means that its end is confirmed and nothing of it is left; for a
-    /// provider whose ends take long, that its pod has ended and the node shares nothing with it.
-    /// Terminating an unknown cell succeeds.
+    /// Terminates a cell. `Ok` means that its end is confirmed and nothing of it is left. With a
+    /// provider whose ends take long, `Ok` means that the pod has ended and the cell shares nothing
+    /// with the node. Terminating an unknown cell succeeds.
     ///
     /// After an error the termination is retried every few seconds, and at once by another call.
     pub async fn terminate(self: &Arc<Self>, id: &CellId, reason: &str) -> Result<(), CellError> {
@@ -572,7 +572,7 @@ impl Cells {
         answered.await.unwrap_or(Err(CellError::Stopping))
     }
 
-    /// Terminates all cells of a pod, as [`Cells::terminate`] does.
+    /// Terminates all cells of a pod; see [`Cells::terminate`].
     pub(super) async fn terminate_all_of(
         self: &Arc<Self>,
         pod_uid: &str,
@@ -601,7 +601,7 @@ fn journal_sandbox((id, sandbox): (String, SandboxMeta)) -> JournalSandbox {
     let config = sandbox.config.unwrap_or_default();
     let metadata = config.metadata.unwrap_or_default();
     let requested = config.port_mappings.iter().filter(|mapping| mapping.host_port > 0);
-    // Mappings that are not valid were refused before the record was made.
+    // Invalid mappings were refused before the sandbox was recorded.
     let ports: Vec<HostPort> =
         requested.take(MAX_HOST_PORTS).flat_map(HostPort::of_mapping).collect();
     let pod = format!("{}/{}", metadata.namespace, metadata.name);

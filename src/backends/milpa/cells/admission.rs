@@ -15,7 +15,7 @@ use super::{
     shared::now,
 };
 
-/// The most characters of an unknown id in a refusal.
+/// Bounds the characters of an unknown id in a refusal.
 const MAX_SHOWN_CHARS: usize = 80;
 
 #[async_trait]
@@ -63,7 +63,7 @@ impl Admission for Cells {
             self.shared.handle(Event::Connected(cell.clone()));
         } else {
             self.shared.handle(Event::Disconnected(cell.clone()));
-            // The instance may have ended, which only the provider knows.
+            // Only the provider knows whether the instance has ended.
             if let Some(source) = self.shared.source_of(&self.shared.core(), cell) {
                 source.list_now.notify_one();
             }
@@ -84,8 +84,8 @@ impl Cells {
         }
     }
 
-    /// Returns true for a known cell that is being ended or has ended. The agent of an interrupted
-    /// launch may dial for the first time while its cell is being ended.
+    /// Returns whether a known cell is being ended or has ended. The agent of an interrupted launch
+    /// may dial for the first time while its cell is being ended.
     fn has_ended(&self, id: &CellId) -> bool {
         let core = self.shared.core();
         let is_ending = core.engine.contains(id) && core.engine.is_ending(id);

@@ -21,8 +21,8 @@ use crate::backends::milpa::{
 const OTHERS_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Cells {
-    /// Has namespaces keep to budgets, at first to the recorded shares. Called before the first
-    /// call of CRI.
+    /// Applies budgets to namespaces, at first with the recorded shares. Called before the first
+    /// CRI call.
     pub async fn keep_budgets(&self) -> Result<(), StoreError> {
         let shares = self.recorded_shares().await?;
         let share = |BudgetShare { hourly_micros, limits_spending, .. }| RecordedShare {
@@ -44,7 +44,7 @@ impl Cells {
         Ok(records.into_iter().filter_map(share).collect())
     }
 
-    /// Records a share; a share of nothing removes the record.
+    /// Records a share; removes the record of an empty share.
     pub async fn record_share(
         &self,
         key: &BudgetKey,
@@ -64,14 +64,13 @@ impl Cells {
         self.shared.share_asked.notified().await;
     }
 
-    /// Compares what cells have cost with the limits of budgets, and returns the needs of
-    /// namespaces.
+    /// Compares the costs of cells with the limits of budgets, and returns the needs of namespaces.
     pub fn budget_needs(&self) -> Vec<NamespaceNeed> {
         self.shared.with_core(|core, now| core.engine.budget_needs(now))
     }
 
-    /// Returns the places of the node's instances that outlive it, with those in which no provider
-    /// looks; `None` while a provider's place is not known.
+    /// Returns the places of the node's instances that outlive it, and the places in which no
+    /// provider looks; `None` while a provider's place is unknown.
     pub fn places(&self) -> Option<(Vec<String>, Vec<String>)> {
         let sources = self.shared.sources.all();
         let outlive = sources.iter().filter(|it| !it.capabilities.ends_with_node);
@@ -80,7 +79,7 @@ impl Cells {
         Some((looks_in?, elsewhere.keys().map(ToString::to_string).collect()))
     }
 
-    /// Returns whether another node has instances in a place, by a whole list of them.
+    /// Returns whether another node has instances in a place, by a complete list of them.
     pub async fn has_instances_of(&self, node: &str, place: &str) -> Result<bool, ProviderError> {
         let mut sources = self.shared.sources.all().into_iter();
         let source = sources.find(|it| it.provider.shared_place().as_deref() == Some(place));
@@ -90,12 +89,12 @@ impl Cells {
         within(OTHERS_TIMEOUT, doing, source.provider.has_instances_of(node)).await
     }
 
-    /// Returns true if all instances of this node belong to known cells.
+    /// Returns whether all instances of this node belong to known cells.
     pub fn counts_all_instances(&self) -> bool {
         self.shared.core().engine.counts_all_instances()
     }
 
-    /// Sets the figures of a budget, which may be new.
+    /// Adds a budget, or replaces its figures.
     pub fn set_budget(&self, key: &BudgetKey, figures: BudgetFigures) {
         self.shared.with_core(|core, now| ((), core.engine.set_budget(key, figures, now)));
     }
@@ -105,23 +104,23 @@ impl Cells {
         self.shared.with_core(|core, now| ((), core.engine.remove_budget(key, now)));
     }
 
-    /// Notes whether all budgets are known.
+    /// Sets whether all budgets are known.
     pub fn set_budgets_known(&self, are_known: bool) {
         self.shared.with_core(|core, now| ((), core.engine.set_budgets_known(are_known, now)));
     }
 
-    /// Lowers a share, but not below what cells hold unless that is more than `most`, and returns
-    /// it.
+    /// Lowers a share to `to`, or to the price of the namespace's cells if they cost more, and in
+    /// any case to `most`. Returns the share.
     pub fn lower_share(&self, key: &BudgetKey, to: Price, most: Price) -> Price {
         self.shared.core().engine.lower_share(key, to, most)
     }
 
-    /// Raises a share, which is recorded.
+    /// Raises a share. The new share is recorded before this call.
     pub fn grant_share(&self, key: &BudgetKey, share: Price) {
         self.shared.with_core(|core, now| ((), core.engine.grant_share(key, share, now)));
     }
 
-    /// Refuses a larger share to orders.
+    /// Refuses the larger share for which orders wait.
     pub fn refuse_growth(&self, orders: Vec<SandboxId>) {
         self.shared.with_core(|core, now| ((), core.engine.refuse_growth(orders, now)));
     }

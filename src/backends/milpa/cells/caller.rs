@@ -6,7 +6,7 @@ use kiyot_engine::{OrderKey, engine::Event};
 
 use super::shared::{Core, Shared};
 
-/// A call that waits for the cell of an order, until it is dropped. An order without calls is
+/// A call that waits, until it is dropped, for the cell of an order. An order without calls is
 /// unclaimed: its cell may join a warm pool, and ends after three minutes.
 #[derive(Debug)]
 pub(crate) struct Caller {
@@ -27,7 +27,7 @@ impl Caller {
 
 impl Drop for Caller {
     fn drop(&mut self) {
-        // A daemon that stops leaves its launches to the next.
+        // A stopping daemon leaves its launches to the next daemon.
         if self.shared.stop.is_cancelled() {
             return;
         }
@@ -42,7 +42,7 @@ impl Drop for Caller {
     }
 }
 
-/// Removes a caller of an order. Returns true for the last.
+/// Removes a caller of an order. Returns whether it was the last.
 fn leaves_last(core: &mut Core, order: &OrderKey) -> bool {
     let Entry::Occupied(mut callers) = core.callers.entry(order.clone()) else { return true };
     *callers.get_mut() = callers.get().saturating_sub(1);

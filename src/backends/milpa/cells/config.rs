@@ -25,11 +25,11 @@ pub struct CellsConfig {
     pub boot_id: String,
     /// The owner of the instances.
     pub owner: Owner,
-    /// The tags of instances beside their owner's.
+    /// Rules for further tags of instances, beside the owner's tags.
     pub tag_rules: TagRules,
-    /// True to end instances of the same owner that another daemon launched.
+    /// If true, instances of the same owner that another daemon launched are ended.
     pub take_over: bool,
-    /// The time for which a pod that prefers spot waits for it.
+    /// The time for which a pod that prefers spot waits for a spot instance.
     pub spot_deadline: Duration,
     /// The pools of cells that wait for pods.
     pub warm: Vec<WarmPool>,

@@ -15,7 +15,7 @@ use tokio::sync::broadcast;
 
 use super::super::clock;
 
-/// Bounds the events that are kept.
+/// Bounds the kept events.
 const MAX_EVENTS: usize = 1000;
 /// Bounds the message of an event, in characters.
 const MAX_MESSAGE_CHARS: usize = 1000;
@@ -30,9 +30,9 @@ pub(crate) enum Subject {
     Cell(CellId),
     /// A pod.
     Pod {
-        /// Namespace/name.
+        /// The namespace and name, `namespace/name`.
         name: String,
-        /// Uid: a later pod may have the same name.
+        /// The uid: a later pod may have the same name.
         uid: String,
     },
     /// All cells of the backend.
@@ -42,13 +42,13 @@ pub(crate) enum Subject {
 /// An event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Occurrence {
-    /// Its number, increasing by one.
+    /// The number, increasing by one.
     pub(crate) number: u64,
     /// The time, in nanoseconds since 1970.
     pub(crate) unix_nanos: i64,
-    /// Its object.
+    /// The object.
     pub(crate) subject: Subject,
-    /// A word, as "Launched".
+    /// A word, such as "Launched".
     pub(crate) status: &'static str,
     /// The details; may be empty.
     pub(crate) message: String,
@@ -83,7 +83,7 @@ impl History {
         let _no_follower = self.new.send(event);
     }
 
-    /// Returns the events that are kept, and a receiver of all later ones.
+    /// Returns the kept events, and a receiver of all later events.
     pub(crate) fn follow(&self) -> (Vec<Arc<Occurrence>>, broadcast::Receiver<Arc<Occurrence>>) {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         (events.iter().cloned().collect(), self.new.subscribe())

@@ -12,19 +12,19 @@ use crate::backends::milpa::gateway::{CellLink, Gateway};
 /// Bounds the time in which an agent ends all containers.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The part of the gateway that cells use.
+/// The operations of the gateway that cells use.
 #[async_trait]
 pub trait Links: std::fmt::Debug + Send + Sync + 'static {
     /// Returns the link to a cell, creating it if needed.
     fn link(&self, cell: &CellId) -> CellLink;
-    /// Returns the data with which the agent of a cell, perhaps on another machine, connects to the
-    /// gateway.
+    /// Returns the data with which a cell's agent connects to the gateway, perhaps from another
+    /// machine.
     fn bootstrap(&self, cell: &CellId, token: &str, is_remote: bool) -> Bootstrap;
-    /// Returns the address of the cell's agent when it connected last, if it is known.
+    /// Returns the address from which the cell's agent connected last, if known.
     fn peer_address(&self, cell: &CellId) -> Option<IpAddr>;
     /// Closes and removes the link to a cell.
     fn forget(&self, cell: &CellId);
-    /// Has the agent end all containers and power off. Returns true once it has confirmed that no
+    /// Makes the agent end all containers and power off. Returns whether it has confirmed that no
     /// container runs.
     async fn shut_down(&self, cell: &CellId) -> bool;
 }

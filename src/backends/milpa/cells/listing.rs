@@ -13,20 +13,20 @@ use super::{
 /// Bounds a listing of the provider's instances.
 const LIST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The pause between listings of instances on other machines, however many links break.
+/// The shortest pause between listings of instances on other machines, however many links break.
 const MIN_PAUSE: Duration = Duration::from_secs(1);
-/// The same on this node, where a list costs no call of an API, and shows each end at once.
+/// The shortest pause on this node, where a listing calls no API and shows each end at once.
 const MIN_PAUSE_ON_NODE: Duration = Duration::from_millis(100);
-/// Listings that follow a change of instances at short pauses: a broken link, a termination.
+/// The number of listings at short pauses after a broken link or a termination.
 const SOON_LISTINGS: u32 = 6;
-/// Fraction of the period that is a short pause.
+/// The fraction of the period that is a short pause.
 const SOON_DIVISOR: u32 = 6;
 
-/// Pauses between listings: a period at rest, and short after a change.
+/// Pauses between listings: a period at rest, a shorter pause after a change.
 #[derive(Debug)]
 struct Schedule {
     period: Duration,
-    /// The pause after the begin of a listing, even if a link breaks.
+    /// The shortest time between the starts of two listings, even if a link breaks.
     min_pause: Duration,
     soon: u32,
 }
@@ -41,13 +41,12 @@ impl Schedule {
         self.soon = SOON_LISTINGS;
     }
 
-    /// Returns the time at which a broken link has the instances listed, after a listing that began
-    /// at `began`: at once if that is not recent.
+    /// Returns the time of the listing for a broken link, if the last listing began at `began`:
+    /// now, unless that was less than the shortest pause ago.
     fn after_a_break(&self, began: Instant, now: Instant) -> Instant {
         now.max(began + self.min_pause)
     }
 
-    /// Returns the short pause.
     fn short(&self) -> Duration {
         self.period / SOON_DIVISOR
     }
@@ -64,8 +63,8 @@ impl Schedule {
     }
 }
 
-/// Lists a provider's instances at each period, at once when a link breaks, and soon after a
-/// termination, until the provider is released.
+/// Lists a provider's instances once a period, at once when a link breaks, and soon after a
+/// termination. Returns when the provider is released.
 pub(super) async fn run(shared: Arc<Shared>, source: Arc<CellSource>) {
     let capabilities = source.capabilities;
     let min_pause = if capabilities.remote { MIN_PAUSE } else { MIN_PAUSE_ON_NODE };
@@ -81,7 +80,7 @@ pub(super) async fn run(shared: Arc<Shared>, source: Arc<CellSource>) {
             tokio::select! {
                 () = source.stop.cancelled() => return,
                 () = source.list_now.notified() => {
-                    // An instance that ends by itself takes its time, except on this node.
+                    // An instance that ends by itself does so slowly, except on this node.
                     if !capabilities.awaits_ends() {
                         schedule.hasten();
                     }
@@ -136,9 +135,9 @@ mod tests {
         let schedule = Schedule::new(Duration::from_secs(30), MIN_PAUSE);
         let began = Instant::now();
         let at = |millis| began + Duration::from_millis(millis);
-        // After a rest, the first link that breaks has a listing at once.
+        // After a rest, the first broken link causes a listing at once.
         assert_eq!(schedule.after_a_break(began, at(9_000)), at(9_000));
-        // Those that break after it have the next, all at the same time.
+        // The links that break afterwards share the next listing.
         for millis in [0, 1, 20, 999] {
             assert_eq!(schedule.after_a_break(began, at(millis)), at(1_000));
         }

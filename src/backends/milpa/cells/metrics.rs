@@ -1,4 +1,4 @@
-//! Metrics of cells: the engine is asked at each scrape.
+//! Metrics of cells: each scrape asks the engine.
 
 use std::{fmt, sync::Arc};
 
@@ -11,12 +11,12 @@ use crate::metrics::{
     POOL_TAKES, PRICE, PRICE_LIMIT, PROVIDER_CELLS, Page, Source, StableLabels,
 };
 
-/// Bounds the namespaces that are shown on their own.
+/// Bounds the namespaces with labels of their own.
 const MAX_NAMESPACES: usize = 50;
-/// The label of cells that no pod has.
+/// The namespace label of cells without a pod.
 const POOLS: &str = "(pools)";
 
-/// The source.
+/// The source of the cells' metrics.
 #[derive(Debug)]
 pub(crate) struct CellMetrics {
     shared: Arc<Shared>,
@@ -32,7 +32,7 @@ impl CellMetrics {
 impl Source for CellMetrics {
     fn write(&self, page: &mut Page<'_>) -> fmt::Result {
         self.shared.launches.write(page)?;
-        // Written without the lock.
+        // The lock is released before writing.
         let metrics = self.shared.core().engine.metrics(now());
         let providers = self.shared.core().engine.provider_views();
         let Metrics { limits, pools, namespaces, .. } = &metrics;

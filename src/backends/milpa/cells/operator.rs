@@ -1,4 +1,4 @@
-//! Cells as operators see them, and the cordon.
+//! Cells for operators, and the cordon.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -35,12 +35,13 @@ pub(crate) struct ProviderCatalogue {
     pub catalogue: Result<Arc<Catalogue>, ProviderError>,
     /// The offerings that were refused lately.
     pub refusals: Refusals,
-    /// The time at which the refusals count.
+    /// The time that decides which refusals still count.
     pub now: Duration,
 }
 
 impl Cells {
-    /// Returns the cells of these ids that have not ended, and whether their agents are connected.
+    /// Returns the cells with these ids that have not ended, and whether their agents are
+    /// connected.
     pub(crate) fn views(&self, ids: &[CellId]) -> Vec<(CellView, bool)> {
         let core = self.shared.core();
         let now = now();
@@ -52,15 +53,15 @@ impl Cells {
         ids.iter().filter_map(view).collect()
     }
 
-    /// Returns all cells whose end is not proven, with the builds of their agents; `None` for a
-    /// cell without a connection.
+    /// Returns all cells whose end is not proven, with the builds of their agents; `None` if the
+    /// cell has no connection.
     pub(crate) fn agent_builds(&self) -> Vec<(CellId, Option<String>)> {
         let core = self.shared.core();
         let build = |id: &CellId| core.links.get(id).and_then(|link| link.control.agent_build());
         core.engine.ids().map(|id| (id.clone(), build(id))).collect()
     }
 
-    /// Returns the public address of an instance and its names, as far as they are known.
+    /// Returns the public address and the names of an instance, as far as they are known.
     pub(crate) fn names(&self, instance: &InstanceId) -> InstanceNames {
         let sources = self.shared.sources.all();
         let mut names = sources.iter().map(|source| source.provider.names(instance));
@@ -77,7 +78,8 @@ impl Cells {
         self.shared.core().engine.pool_views()
     }
 
-    /// Returns the providers, those that drain and those that only records of cells name.
+    /// Returns the configured providers, the draining ones, and the ones that only cell records
+    /// name.
     pub(crate) fn providers(&self) -> Vec<ProviderView> {
         self.shared.core().engine.provider_views()
     }
@@ -97,8 +99,8 @@ impl Cells {
         &self.shared.history
     }
 
-    /// Returns the catalogue of each provider with the prices of now, its offerings that were
-    /// refused lately, and the time for which they are looked up.
+    /// Returns each provider's catalogue with current prices, the offerings that were refused
+    /// lately, and the time that decides which refusals still count.
     pub(crate) async fn catalogues(&self) -> Vec<ProviderCatalogue> {
         let sources = self.shared.sources.configured();
         let read = sources.iter().map(|source| async {
@@ -114,7 +116,7 @@ impl Cells {
         self.shared.core().engine.start_times().clone()
     }
 
-    /// Returns the end of the console of a cell's instance; empty for an unknown cell, and before
+    /// Returns the end of the console of a cell's instance; empty for an unknown cell, and until
     /// the launch is answered.
     pub(crate) async fn console(&self, id: &CellId) -> Result<String, ProviderError> {
         let view = self.shared.core().engine.cell_view(id, now());
@@ -125,15 +127,16 @@ impl Cells {
         }
     }
 
-    /// Returns the instances of this owner that the providers list. The list is whole, or an error.
+    /// Returns the instances of this owner from the providers' lists. The list is complete, or an
+    /// error.
     pub(crate) async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError> {
         let sources = self.shared.sources.all();
         let lists = sources.iter().map(|source| provider_calls::list_owned(&*source.provider));
         Ok(try_join_all(lists).await?.concat())
     }
 
-    /// Stops launches of cells until they are permitted again, also after a restart. Returns the
-    /// number of cells that go on.
+    /// Stops launches of cells, or permits them again. The state survives a restart. Returns the
+    /// number of cells that continue.
     pub(crate) async fn cordon(&self, is_cordoned: bool) -> Result<usize, StoreError> {
         const KEY: &str = "cells";
         let mut batch = Batch::default();
@@ -142,7 +145,7 @@ impl Cells {
         } else {
             batch.remove(Table::Cordon, KEY);
         }
-        // Recorded first: what was answered outlives the daemon.
+        // Recorded first, because a confirmed cordon must survive the daemon.
         self.shared.store.commit(batch).await?;
         let cells = self.shared.with_core(|core, now| {
             let effects = core.engine.set_cordoned(is_cordoned, now);

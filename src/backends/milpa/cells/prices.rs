@@ -1,4 +1,4 @@
-//! The provider's catalogue, which is read again from time to time.
+//! The provider's catalogue, read again from time to time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::backends::milpa::providers::within;
 
 /// The age at which a catalogue is read again: spot prices change by the hour.
 const MAX_AGE: Duration = Duration::from_secs(300);
-/// The pause after a failed reading while an older catalogue is used.
+/// The pause after a failed read while an older catalogue is used.
 const RETRY_PAUSE: Duration = Duration::from_secs(30);
 
 /// The last catalogue.
@@ -28,8 +28,8 @@ impl Default for Prices {
 }
 
 impl Prices {
-    /// Returns the provider's catalogue, not older than five minutes. While the provider does not
-    /// answer, an older one is used; an error is returned only if there was none.
+    /// Returns the provider's catalogue, at most five minutes old. While the provider does not
+    /// answer, returns the previous catalogue; without a previous catalogue, an error.
     pub(super) async fn current(
         &self,
         provider: &dyn Provider,
@@ -86,7 +86,7 @@ mod tests {
         age().await;
         assert_eq!(*read(&prices, Some(named("two"))).await.unwrap(), named("two"));
         age().await;
-        // An empty one is an answer: the provider offers nothing.
+        // An empty catalogue is an answer: the provider offers nothing.
         let empty = read(&prices, Some(Catalogue::default())).await.unwrap();
         assert_eq!(*empty, Catalogue::default());
     }

@@ -19,7 +19,7 @@ use crate::{
 
 /// Bounds a provider call, beyond the provider's own limits.
 const CALL_TIMEOUT: Duration = Duration::from_secs(300);
-/// Bounds the detachment before a termination: an instance costs money until it is terminated.
+/// Bounds the detachment before a termination: an instance costs money until its termination.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bounds the call that reads a console.
 const CONSOLE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,8 +50,8 @@ pub(super) async fn launch(
     Event::Launched(launch.spec.cell.clone(), launched)
 }
 
-/// Attaches an instance to its pod's network. `peer` is the address of the agent, which must be the
-/// instance's: whoever else reads the token of a launch could dial before the agent does.
+/// Attaches an instance to its pod's network. `peer` is the agent's address and must be an address
+/// of the instance: another reader of the launch token could dial before the agent.
 pub(super) async fn attach(
     provider: Arc<dyn Provider>,
     cell: CellId,
@@ -76,7 +76,7 @@ pub(super) async fn attach(
     Event::Attached(cell, attached)
 }
 
-/// Releases the parts of the node that an instance shares.
+/// Releases what an instance shares with the node.
 pub(super) async fn detach(
     provider: Arc<dyn Provider>,
     cell: CellId,
@@ -94,9 +94,9 @@ pub(super) async fn describe(
     Event::Described(cell, bounded("describe a cell", provider.describe(&instance)).await)
 }
 
-/// Terminates a cell's instance, or, if it is unknown, all instances that the provider lists for
-/// the cell. Reads the console before, if it is wanted. A failed detachment is the error of the
-/// call, so that it is repeated, and keeps no instance from its termination.
+/// Terminates a cell's instance. If the instance is unknown, terminates all instances that the
+/// provider lists for the cell. Reads the console first if `with_console`. A failed detachment does
+/// not prevent the termination, but is the error of the call, so that it is repeated.
 pub(super) async fn terminate(
     provider: Arc<dyn Provider>,
     cell: CellId,
@@ -134,7 +134,8 @@ pub(super) async fn terminate(
                 (Ok(Termination::Accepted), Ok(_)) => Ok(Termination::Accepted),
             };
         }
-        // An absent instance is an end, which must not end the repetition.
+        // `NotFound` counts as the end of the instance, so that a failed detachment would not be
+        // repeated.
         match (detached, progress) {
             (Err(error), Ok(_)) => Err(error),
             (Err(error), Err(absent)) if absent.class == ErrorClass::NotFound => Err(error),
@@ -159,7 +160,7 @@ async fn detach_before_end(
     detached
 }
 
-/// Terminates instances that belong to no cell. Those that remain are listed again.
+/// Terminates instances without a cell. The next listing shows the remaining ones.
 pub(super) async fn end_strays(provider: Arc<dyn Provider>, instances: Vec<InstanceId>) -> Event {
     let key = provider.capabilities().provider;
     let ending = async { Ok(provider.terminate(&instances).await) };
@@ -177,8 +178,8 @@ pub(super) async fn end_strays(provider: Arc<dyn Provider>, instances: Vec<Insta
     Event::StraysEnded { provider: key, accepted, failed }
 }
 
-/// Returns the outcome of a call to a provider that is not configured. The node shares nothing with
-/// an instance that no provider attached.
+/// Returns the outcome of a call to a provider that is not configured. Without an attachment by a
+/// provider, an instance shares nothing with the node.
 pub(super) async fn unconfigured(cell: CellId, effect: Effect) -> Event {
     let error = ProviderError::without_cause(
         ErrorClass::NotFound,
@@ -236,7 +237,8 @@ async fn bounded<T>(
     within(CALL_TIMEOUT, doing, call).await
 }
 
-/// Returns the end of the first instance's console without control characters: the cell wrote it.
+/// Returns the end of the first instance's console, without the control characters that a cell may
+/// write.
 async fn read_console(provider: &dyn Provider, instances: &[InstanceId]) -> Option<String> {
     let text = console(provider, instances.first()?).await.ok()?;
     let text = text.trim_end();

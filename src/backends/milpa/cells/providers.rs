@@ -12,38 +12,39 @@ use tokio_util::sync::CancellationToken;
 
 use super::prices::Prices;
 
-/// The cells that a provider launches for an order at most, one after the other.
+/// The most cells that a provider launches for an order, one after the other.
 const MAX_LAUNCHES: u32 = 3;
 
-/// A provider, as it is configured.
+/// A provider as configured.
 #[derive(Debug)]
 pub struct Configured {
     /// The provider.
     pub provider: Arc<dyn Provider>,
     /// The rules of its offerings.
     pub rules: Rules,
-    /// Bounds its cells that boot at the same time, unless `limits.boots` does.
+    /// Bounds the provider's cells that boot at the same time; `None` for the bound of
+    /// `limits.boots`.
     pub boots: Option<usize>,
-    /// The part of the node that its cells may have; `None` for no bound.
+    /// The part of the node that the provider's cells may have; `None` for no bound.
     pub machine: Option<NodeShare>,
 }
 
-/// A provider, with its catalogue and the requests for its listings.
+/// A provider with its catalogue and the requests for its listings.
 #[derive(Debug)]
 pub(super) struct CellSource {
     pub(super) provider: Arc<dyn Provider>,
     pub(super) capabilities: Capabilities,
     pub(super) rules: Arc<Rules>,
     prices: Prices,
-    /// Requests a listing of the instances before its period is over.
+    /// Requests a listing of the instances before the end of the period.
     pub(super) list_now: Notify,
     /// Requests listings soon: instances are ending.
     pub(super) list_soon: Notify,
-    /// Ends the provider's tasks: it was released, or the daemon stops.
+    /// Ends the provider's tasks when it is released or the daemon stops.
     pub(super) stop: CancellationToken,
 }
 
-/// The providers, which a reload changes.
+/// The providers, which a reload may change.
 #[derive(Debug)]
 pub(super) struct CellSources {
     sources: RwLock<Sources>,
@@ -51,7 +52,7 @@ pub(super) struct CellSources {
     stop: CancellationToken,
 }
 
-/// The providers in the configured order, and those that drain.
+/// The configured providers in order, and the draining ones.
 #[derive(Debug, Default)]
 struct Sources {
     configured: Vec<Arc<CellSource>>,
@@ -67,7 +68,7 @@ impl Configured {
     /// Returns the provider's setup for the engine.
     pub(super) fn setup(&self) -> ProviderSetup {
         let capabilities = self.provider.capabilities();
-        // The kubelet's retry of a local launch costs nothing, and has a fresh deadline.
+        // A retry of a local launch by the kubelet costs nothing, and has a fresh deadline.
         let max_launches = if capabilities.awaits_ends() { 1 } else { MAX_LAUNCHES };
         let place = self.provider.place().map(Into::into);
         let Self { boots, machine, .. } = *self;
@@ -85,7 +86,7 @@ impl CellSource {
         self.prices.current(&*self.provider).await
     }
 
-    /// Returns the needs of a pod with the memory that this provider's cells need themselves.
+    /// Returns a pod's needs plus the memory that this provider's cells need themselves.
     pub(super) fn needs(&self, needs: &Arc<Needs>) -> Arc<Needs> {
         let overhead_mib = self.rules.defaults.overhead_mib;
         if needs.overhead_mib >= overhead_mib {
@@ -108,7 +109,7 @@ impl CellSources {
         sources
     }
 
-    /// Configures providers; the others drain. Returns those that were added.
+    /// Configures providers; all others drain. Returns the added providers.
     pub(super) fn set(&self, configured: Vec<Configured>) -> Vec<Arc<CellSource>> {
         let mut sources = self.sources.write().unwrap_or_else(PoisonError::into_inner);
         let mut before: Vec<Arc<CellSource>> = sources.all().cloned().collect();
@@ -136,7 +137,7 @@ impl CellSources {
         added
     }
 
-    /// Removes a provider that drains, and ends its tasks.
+    /// Removes a drained provider, and ends its tasks.
     pub(super) fn release(&self, key: ProviderKey) {
         let mut sources = self.sources.write().unwrap_or_else(PoisonError::into_inner);
         let released = sources.draining.iter().position(|source| source.key() == key);
@@ -150,12 +151,12 @@ impl CellSources {
         self.sources.read().unwrap_or_else(PoisonError::into_inner).configured.clone()
     }
 
-    /// Returns the providers, and those that drain.
+    /// Returns the configured and the draining providers.
     pub(super) fn all(&self) -> Vec<Arc<CellSource>> {
         self.sources.read().unwrap_or_else(PoisonError::into_inner).all().cloned().collect()
     }
 
-    /// Returns a provider, which may drain.
+    /// Returns a configured or draining provider.
     pub(super) fn get(&self, key: &str) -> Option<Arc<CellSource>> {
         self.all().into_iter().find(|source| source.key() == key)
     }

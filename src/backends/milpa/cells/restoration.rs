@@ -1,4 +1,5 @@
-//! The node's parts of cells that outlived a reboot of the node, such as rules of host ports.
+//! Restores what cells had on the node before a reboot that they outlived, such as rules of host
+//! ports.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,25 +8,25 @@ use tokio::time::{sleep, timeout};
 
 use super::providers::CellSource;
 
-/// Bounds a restoration: a transaction of the firewall for each cell.
+/// Bounds a restoration: a firewall transaction for each cell.
 const RESTORATION_TIMEOUT: Duration = Duration::from_secs(300);
-/// Bounds the time in which cgroups are made: a call of systemd for each pod.
+/// Bounds the creation of cgroups: a call of systemd for each pod.
 const CGROUPS_TIMEOUT: Duration = Duration::from_secs(30);
-/// The pause after the first failure; it doubles with each.
+/// The pause after the first failure; it doubles with each failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
-/// Bounds the attempts: about half an hour.
+/// Bounds the attempts, to about half an hour.
 const MAX_ATTEMPTS: u32 = 35;
 
-/// Restores the attachments that a provider made for a previous daemon, until the provider is
+/// Restores the attachments that a provider made for the previous daemon, until the provider is
 /// released.
 pub(super) async fn run(source: Arc<CellSource>) {
     source.stop.run_until_cancelled(restore(&*source.provider)).await;
 }
 
-/// Makes the cgroups of running pods again, before the kubelet sees the pods. A failure is logged:
-/// the node's pods must not wait for it.
+/// Makes the cgroups of running pods again, before the kubelet sees the pods. Only logs a failure,
+/// because the node's pods must not wait.
 pub(super) async fn cgroups(provider: &dyn Provider, parents: &[String]) {
     match timeout(CGROUPS_TIMEOUT, provider.restore_cgroups(parents)).await {
         Ok(Ok(())) => {}
@@ -59,5 +60,5 @@ async fn restore(provider: &dyn Provider) {
         sleep(pause).await;
         pause = (pause * 2).min(MAX_PAUSE);
     }
-    tracing::error!(attempts = MAX_ATTEMPTS, "attachments of cells stay without restoration");
+    tracing::error!(attempts = MAX_ATTEMPTS, "restoration of attachments given up");
 }

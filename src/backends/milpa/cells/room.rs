@@ -1,4 +1,4 @@
-//! The room for further pods of the node.
+//! The room of the node for further pods.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use kiyot_engine::{
 use super::{Cells, shared::now};
 
 impl Cells {
-    /// Returns the room for pods without annotations, on either market; `None` while the daemon
+    /// Returns the room for pods without annotations, in either market; `None` while the daemon
     /// starts.
     pub(crate) async fn room(&self) -> Option<Room> {
         self.shared.links.get()?;
@@ -24,7 +24,7 @@ impl Cells {
         Some(self.shared.core().engine.room(&offers, now()))
     }
 
-    /// Has cells on the node leave free what its pods request.
+    /// Makes cells on the node leave its own pods the resources that they request.
     pub(crate) fn set_node_pods(&self, requests: NodeShare) {
         self.shared.with_core(|core, now| ((), core.engine.set_node_pods(requests, now)));
         if let Some((free, _)) = self.free_on_node() {
@@ -32,13 +32,13 @@ impl Cells {
         }
     }
 
-    /// Returns the part of the node that cells may still have, and what its pods request; `None`
+    /// Returns the free part of the node for cells, and the requests of the node's pods; `None`
     /// without a bound.
     pub(crate) fn free_on_node(&self) -> Option<(NodeShare, NodeShare)> {
         self.shared.core().engine.free_on_node()
     }
 
-    /// Returns what cells on other machines can have at most within limits, if their catalogue is
+    /// Returns the most that cells on other machines can have within limits, if their catalogue is
     /// known.
     pub(crate) async fn most(&self, limits: Limits) -> Option<Most> {
         let source = self

@@ -1,7 +1,7 @@
-//! The engine with everything that waits for it, and the tasks that carry out its effects.
+//! The engine with the callers that wait for it, and the tasks that carry out its effects.
 //!
-//! Effects of a cell are carried out one after the other by a task that lives while there are any;
-//! an idle cell has no task. A call to the provider or the agent is a task of its own, whose
+//! The effects of a cell are carried out one after the other by a task, which ends after the last
+//! effect: an idle cell has no task. A call to the provider or the agent is a separate task, whose
 //! outcome is the next event.
 
 use std::{
@@ -42,7 +42,7 @@ use super::{
 };
 use crate::metrics::Launches;
 
-/// The capacity of the event channel, in events; a slower receiver lags and reads all again.
+/// The capacity of the event channel, in events; a slower receiver lags and rereads everything.
 const EVENT_CAPACITY: usize = 1024;
 
 /// Callers that wait for an outcome.
@@ -50,7 +50,7 @@ type Waiters<T> = Vec<oneshot::Sender<Result<T, CellError>>>;
 /// A bound cell, with its attachment to the pod's network.
 type Bound = (CellId, Attached);
 
-/// State that all tasks of cells share.
+/// State shared by all tasks of cells.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) store: Store,
@@ -62,7 +62,7 @@ pub(super) struct Shared {
     pub(super) events: broadcast::Sender<CellEvent>,
     /// The recent events, for operators.
     pub(super) history: History,
-    /// Limits the events of a cell that connects.
+    /// Limits the connect events of each cell.
     connects: LogLimits<CellId>,
     /// Signals that an order asks for a larger share of a budget.
     pub(super) share_asked: Notify,
@@ -72,7 +72,7 @@ pub(super) struct Shared {
     pub(super) stop: CancellationToken,
 }
 
-/// The engine, and what waits for its effects. Locked for short, synchronous steps only.
+/// The engine, and the callers and queues of its effects. Locked for short, synchronous steps only.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) engine: Engine,
@@ -87,16 +87,17 @@ pub(super) struct Core {
     pub(super) orders: HashMap<SandboxId, Waiters<Bound>>,
     pub(super) enders: HashMap<CellId, Waiters<()>>,
     claims: HashMap<u64, oneshot::Sender<Result<(), ClaimRefusal>>>,
-    /// The calls that wait for the cell of an order: as many as the CRI socket admits.
+    /// The number of calls that wait for the cell of an order, bounded by the calls that the CRI
+    /// socket admits.
     pub(super) callers: HashMap<OrderKey, usize>,
     /// The time of each cell's launch by this daemon.
     launched: HashMap<CellId, Instant>,
-    /// The providers of cells with effects: the engine may not know a cell any more.
+    /// The providers of cells with effects: the engine may have dropped such a cell already.
     providers: HashMap<CellId, ProviderKey>,
 }
 
 impl Core {
-    /// Returns the state of an engine that nothing waits for.
+    /// Returns the state of an engine without callers.
     pub(super) fn new(engine: Engine) -> Self {
         Self {
             engine,
@@ -152,14 +153,15 @@ impl Shared {
             {
                 source.list_soon.notify_one();
             }
-            // Readers of the history find what it changes in the cell only with this lock.
+            // With this lock, readers of the history see the event and its change of the cell
+            // together.
             self.history.of_outcome(&event);
             ((), core.engine.handle(event, now))
         });
     }
 
-    /// Calls the engine, and starts the effects under the same lock, so that the effects of a cell
-    /// are queued in the order of its events.
+    /// Calls the engine, and starts the effects under the same lock: the effects of a cell are
+    /// queued in the order of its events.
     pub(super) fn with_core<T>(
         self: &Arc<Self>,
         call: impl FnOnce(&mut Core, Now) -> (T, Effects),
@@ -170,7 +172,7 @@ impl Shared {
         value
     }
 
-    /// Spends a token for a key, and waits until that is recorded.
+    /// Spends a token for a key, and waits until the spent token is recorded.
     pub(super) async fn claim(
         self: &Arc<Self>,
         cell: CellId,
@@ -216,10 +218,10 @@ impl Shared {
         }
     }
 
-    /// Runs work of a cell until it is done or the daemon stops.
+    /// Runs a cell's work until it is done or the daemon stops.
     fn spawn(&self, cell: &CellId, work: impl Future<Output = ()> + Send + 'static) {
         let (stop, work) = (self.stop.clone(), Box::pin(work));
-        // At the level of debugging: at the others, events name the cell themselves.
+        // Only at debug level: at other levels, events name the cell themselves.
         let span = tracing::debug_span!(parent: None, "cell", %cell);
         let task = async move {
             stop.run_until_cancelled_owned(work).await;
@@ -237,7 +239,7 @@ impl Shared {
         });
     }
 
-    /// Carries out the effects of a cell until there are no more.
+    /// Carries out the effects of a cell until its queue is empty.
     async fn perform_all(self: Arc<Self>, cell: CellId) {
         loop {
             let (event, effect) = {
@@ -320,12 +322,12 @@ impl Shared {
         }
     }
 
-    /// Returns the provider that is called for a cell, if it is configured.
+    /// Returns the provider of a cell, if it is configured.
     pub(super) fn source_of(&self, core: &Core, cell: &CellId) -> Option<Arc<CellSource>> {
         self.sources.get(core.engine.provider_of(cell)?)
     }
 
-    /// Carries out an effect that needs no wait, or starts its call.
+    /// Carries out an effect that needs no waiting, or starts its call.
     fn perform_at_once(self: &Arc<Self>, core: &mut Core, cell: Option<&CellId>, effect: Effect) {
         let key = cell.and_then(|cell| core.providers.get(cell));
         let source = key.and_then(|key| self.sources.get(key));
@@ -394,7 +396,7 @@ impl Shared {
                 }
             }
             (Effect::PublishConnected, Some(cell)) => {
-                // A cell that connects again and again would push out the events of all others.
+                // A cell that reconnects endlessly would push out the events of all others.
                 if self.connects.admit(cell).is_some() {
                     self.history.of_cell(cell, "Connected", "");
                 }
@@ -412,7 +414,7 @@ impl Shared {
                 }
                 self.publish(CellEvent::Gone { cell: cell.clone(), reason: reason.to_string() });
             }
-            // A commit is awaited by its queue, and every other effect has a cell.
+            // The queue awaits commits, and every other effect has a cell.
             (_, _) => {}
         }
     }
@@ -449,7 +451,7 @@ impl Shared {
             Effect::Describe(instance) => {
                 self.call(cell, provider_calls::describe(provider, id, instance));
             }
-            // No other effect is a call to a provider.
+            // No other effect calls a provider.
             _ => {}
         }
     }
@@ -502,7 +504,7 @@ impl Shared {
     }
 }
 
-/// Returns the time by the clocks of the node.
+/// Returns the current time by the node's clocks.
 pub(super) fn now() -> Now {
     let boot = clock_gettime(ClockId::Boottime);
     let seconds = u64::try_from(boot.tv_sec).unwrap_or_default();
@@ -581,7 +583,7 @@ fn log(cell: Option<&CellId>, notice: &Notice) {
                 "many cells silent, taken for a node that is cut off, no cell is lost"
             );
         }
-        Notice::CutOffOver => tracing::info!("no longer are many cells silent"),
+        Notice::CutOffOver => tracing::info!("mass silence is over"),
         Notice::LabelsLeftOut { pod, left_out } => {
             tracing::warn!(cell, pod, labels = %left_out, "labels left out of the cell's tags");
         }

@@ -94,7 +94,7 @@ async fn claim_and_renewal_of_a_cell_that_is_being_ended_are_refused_as_ended() 
     let cell = world.only();
     world.comes_home(&cell).await;
     world.called(&["launch", "attach"]).await;
-    // A launch that was interrupted there is not continued.
+    // An interrupted launch is not continued while its cell is being ended.
     world.provider.act("terminate", &[Act::Hang]);
     world.restart().await;
     assert!(matches!(launch.await.unwrap(), Err(CellError::Stopping)));
@@ -107,7 +107,7 @@ async fn claim_and_renewal_of_a_cell_that_is_being_ended_are_refused_as_ended() 
 
 #[tokio::test]
 async fn failed_launch_is_cleaned_up() {
-    // Without and with an instance, which the provider's list shows.
+    // Without an instance, and with an instance in the provider's list.
     for (act, calls) in
         [(Act::Fail, vec!["launch"]), (Act::FailDone, vec!["launch", "console", "terminate"])]
     {
@@ -177,7 +177,7 @@ async fn agent_on_another_machine_than_its_instance_gets_no_pod() {
 
 #[tokio::test]
 async fn launch_timeout_ends_the_cell_and_quotes_its_console() {
-    // Long enough for the launch: an instance that is not known has no console.
+    // Long enough for the launch, because an unknown instance has no console.
     let world =
         World::new(CellsConfig { launch_timeout: Duration::from_secs(2), ..config() }).await;
     let error = world.launch().1.await.unwrap().unwrap_err();
@@ -192,7 +192,7 @@ async fn launch_timeout_ends_the_cell_and_quotes_its_console() {
 #[tokio::test]
 async fn earlier_deadline_of_the_caller_bounds_the_launch() {
     let world = World::new(config()).await;
-    // Without a listing the order would wait for it.
+    // Otherwise the order would wait for the listing.
     eventually("instances are listed", || world.provider.lists.load(Ordering::SeqCst) > 1).await;
     let sandbox = SandboxId::mint().unwrap();
     assert!(matches!(
@@ -229,7 +229,7 @@ async fn launch_continues_without_its_caller() {
     let cell = world.only();
     world.comes_home(&cell).await;
     world.stored_phase(CellPhase::Bound).await;
-    world.cells.terminate(&cell, "nobody wants it").await.unwrap();
+    world.cells.terminate(&cell, "its pod was deleted").await.unwrap();
 }
 
 #[tokio::test]
@@ -239,7 +239,7 @@ async fn failed_detachment_keeps_no_instance_from_its_termination() {
     world.provider.act("detach", &[Act::Fail, Act::Fail]);
     world.cells.terminate(&cell, "its pod was stopped").await.unwrap_err();
     assert_eq!(world.provider.calls(), ["launch", "attach", "detach", "terminate"]);
-    // What is left on the node is removed by the repetition.
+    // The repetition removes what is left on the node.
     eventually("the cell has ended", || world.cells.all().is_empty()).await;
     let expected = ["launch", "attach", "detach", "terminate", "detach", "terminate", "terminate"];
     assert_eq!(world.provider.calls(), expected);
@@ -295,7 +295,7 @@ async fn broken_link_ends_no_cell() {
     let lists = world.provider.lists.load(Ordering::SeqCst);
     let mut events = world.cells.events();
     world.cells.linked(&cell, None);
-    eventually("a look at the list, long before its time", || {
+    eventually("a listing long before the end of the period", || {
         world.provider.lists.load(Ordering::SeqCst) > lists
     })
     .await;
@@ -338,7 +338,7 @@ async fn cell_that_connects_again_and_again_pushes_out_no_event_of_another() {
         world.cells.linked(&cell, None);
         world.cells.linked(&cell, Some(HelloReply::default()));
     }
-    // Its effects are carried out in their order.
+    // Effects of a cell are carried out in order.
     world.cells.terminate(&cell, "stopped").await.unwrap();
     let (events, _) = world.cells.shared.history.follow();
     let connects = |cell: &CellId| {
@@ -380,8 +380,8 @@ async fn failed_termination_is_resumed_after_a_restart() {
     assert_eq!(world.cells.gone_reason(&cell).as_deref(), Some("stopped"));
 }
 
-/// The work of a cell begins more work of it, for as long as the cell lives: a chain of spans would
-/// grow with each retry.
+/// A cell's work starts further work as long as the cell lives: a chain of spans would grow with
+/// each retry.
 #[tokio::test]
 async fn log_names_a_cell_once_however_long_it_lives() {
     let log = Log::default();
@@ -400,7 +400,7 @@ async fn log_names_a_cell_once_however_long_it_lives() {
     let text = String::from_utf8(locked(&log.0).clone()).unwrap();
     let span = format!("cell{{cell={cell}}}");
     let names = |line: &&str| line.matches(&span).count() > 1;
-    // Tests beside this one, without a log, may have switched the spans off.
+    // Parallel tests without a log may have disabled the spans.
     assert_eq!(text.lines().filter(names).count(), 0, "{text}");
 }
 
@@ -430,7 +430,7 @@ impl tracing_subscriber::fmt::MakeWriter<'_> for Log {
 /// Verifies P6.
 #[tokio::test]
 async fn restart_continues_a_launch_and_the_retry_joins_it() {
-    // The provider call that hangs, the phase on disk, and the calls at the end: a launch without
+    // The provider call that hangs, the phase on disk, and all calls at the end: a launch without
     // an answer is replayed.
     for (hangs, phase, calls) in [
         (Some("launch"), CellPhase::Launching, &["launch", "launch", "attach"][..]),
@@ -483,7 +483,7 @@ async fn launch_of_a_previous_daemon_that_no_call_joins_ends() {
     world.stored_phase(CellPhase::Booting).await;
     let cell = world.only();
     let mut events = world.restart().await;
-    // It waits for its pod, even when it is ready.
+    // The cell waits for its pod, even when it is ready.
     world.comes_home(&cell).await;
     world.stored_phase(CellPhase::Idle).await;
     world.cells.shared.with_core(|core, now| {
@@ -492,7 +492,7 @@ async fn launch_of_a_previous_daemon_that_no_call_joins_ends() {
     });
     let (gone, reason) = next_gone(&mut events).await;
     assert_eq!((gone, reason.as_str()), (cell, "no call of the kubelet joined its launch"));
-    // No caller would get the console.
+    // Without a caller the console is not read.
     assert_eq!(world.provider.calls(), ["launch", "terminate"]);
     assert!(world.stored().await.is_empty() && world.stored_orders().await.is_empty());
 }
@@ -563,7 +563,7 @@ async fn restart_keeps_bound_cells() {
         matches!(events.recv().await.unwrap(), CellEvent::Connected(connected) if connected == cell)
     );
     eventually("a link", || world.cells.get(&cell).is_some()).await;
-    // Its end is still noticed.
+    // The daemon still notices the end of the cell.
     world.provider.end(&instance_of(&cell), false);
     assert_eq!(next_gone(&mut events).await.0, cell);
 }
@@ -647,10 +647,7 @@ async fn token_is_spent_once() {
         .claim("x\n2026-11-22T00:00:00Z  INFO kiyot: all is well", &token, "key")
         .await
         .unwrap_err();
-    assert!(
-        !forged.to_string().contains('\n'),
-        "whoever dials writes no lines of the log: {forged}"
-    );
+    assert!(!forged.to_string().contains('\n'), "an unknown id adds no line to the log: {forged}");
     assert!(matches!(claim("another".into(), "key").await, Err(Refusal::WrongToken(_))));
     assert!(matches!(world.cells.admits(cell.as_str(), ""), Err(Refusal::Unknown(_))));
     assert_eq!(claim(token.clone(), "key").await.unwrap(), cell);

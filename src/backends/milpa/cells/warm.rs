@@ -19,25 +19,25 @@ use tokio::{sync::watch, time::sleep};
 
 use super::{providers::CellSource, shared::Shared};
 
-/// The period in which the offerings of pools are chosen again: prices change by the hour.
+/// The period between choices of a pool's offerings: prices change by the hour.
 const PERIOD: Duration = Duration::from_secs(300);
-/// The first pause after a catalogue that could not be read.
+/// The first pause after a failed read of a catalogue.
 const RETRY_PAUSE: Duration = Duration::from_secs(10);
 
 /// A catalogue with a provider's parameters.
 type Read = (Arc<Catalogue>, BTreeMap<String, String>);
-/// A pool's offerings, the further ones, and the part of the node of each cell.
+/// A pool's offerings, its fallback offerings, and the part of the node that each cell takes.
 type Offerings = (Vec<Candidate>, Vec<Candidate>, NodeShare);
 
 /// Keeps the engine's pools as configured, until the daemon stops.
 pub(super) async fn run(shared: Arc<Shared>, mut configured: watch::Receiver<Vec<WarmPool>>) {
     let mut unfit = BTreeSet::new();
-    // The consecutive readings that failed.
+    // Consecutive failed reads.
     let mut failures = 0_u32;
     loop {
         let pools = configured.borrow_and_update().clone();
-        // Before the catalogues are known: cells of other pools end, and those of a previous daemon
-        // can be taken.
+        // Also before the catalogues are known: cells of other pools end, and cells of a previous
+        // daemon can be taken.
         set(&shared, &pools, |_, _| None);
         let mut wait = None;
         if !pools.is_empty() {
@@ -93,8 +93,8 @@ fn source_of(shared: &Shared, pool: &WarmPool) -> Option<Arc<CellSource>> {
     }
 }
 
-/// Returns the catalogues of the pools' providers, and their parameters of a pod without
-/// annotations.
+/// Returns the catalogues of the pools' providers, with each provider's parameters for a pod
+/// without annotations.
 async fn read(
     shared: &Shared,
     pools: &[WarmPool],
@@ -114,7 +114,7 @@ async fn read(
     .await
 }
 
-/// Passes the pools to the engine, each with its offerings; `None` keeps those that a pool has.
+/// Passes the pools to the engine with their offerings; `None` keeps a pool's current offerings.
 fn set(
     shared: &Arc<Shared>,
     pools: &[WarmPool],
@@ -141,7 +141,7 @@ fn set(
     shared.with_core(|core, now| ((), core.engine.set_pools(pools, now)));
 }
 
-/// Returns the offerings of a pool. A pool that no offering fits is logged once.
+/// Returns the offerings of a pool. Logs once that no offering fits it.
 fn candidates(
     catalogue: &Catalogue,
     source: &CellSource,

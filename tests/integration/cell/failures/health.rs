@@ -162,7 +162,7 @@ async fn cells_that_are_silent_together_are_not_lost() {
         wait_until_connected(&mut kubelet, running.container("main")).await;
         assert_runs(&mut kubelet, running).await;
     }
-    assert_eq!(kiyot.log().matches("no longer are many cells silent").count(), 1);
+    assert_eq!(kiyot.log().matches("mass silence is over").count(), 1);
     for running in &pods[1..] {
         kubelet.stop_and_remove(running).await.unwrap();
     }

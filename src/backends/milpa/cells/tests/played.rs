@@ -1,4 +1,4 @@
-//! A provider and a gateway that do what a test says, and keep a journal.
+//! A provider and a gateway that act as a test says, and keep a journal.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -40,10 +40,10 @@ pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap()
 }
 
-/// How long a test waits for what must come.
+/// The longest wait of a test for an expected state.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The outcomes of the next calls of a kind; without any they succeed.
+/// The outcomes of the next calls of a kind; without an outcome, a call succeeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Act {
     /// Fails without an effect.
@@ -61,7 +61,7 @@ pub(super) struct Played {
     pub(super) instances: Mutex<BTreeMap<InstanceId, bool>>,
     pub(super) lists: AtomicUsize,
     pub(super) acts: Mutex<BTreeMap<&'static str, VecDeque<Act>>>,
-    /// The place of instances that outlive the node; empty while it is not known.
+    /// The place of instances that outlive the node; `Some("")` while it is unknown.
     pub(super) shared: Mutex<Option<&'static str>>,
 }
 
@@ -81,7 +81,7 @@ impl Played {
         locked(&self.acts).entry(call).or_default().extend(acts);
     }
 
-    /// The calls so far, lists aside, with cells' ids left out.
+    /// Returns the calls so far, without lists and without cell ids.
     pub(super) fn calls(&self) -> Vec<String> {
         locked(&self.journal).clone()
     }
@@ -129,7 +129,7 @@ fn instance(id: &InstanceId, running: bool) -> Instance {
     Instance::new(id.clone(), CellId::parse(&id.0[2..]).unwrap(), offering(), state)
 }
 
-/// The provider's name of a cell's instance.
+/// Returns the provider's name for a cell's instance.
 pub(super) fn instance_of(cell: &CellId) -> String {
     format!("i-{cell}")
 }
@@ -219,7 +219,7 @@ impl Provider for Played {
     }
 }
 
-/// The gateway's part; remembers the tokens that cells were given.
+/// The gateway; remembers the tokens of cells.
 #[derive(Debug, Default)]
 pub(super) struct PlayedLinks {
     pub(super) tokens: Mutex<BTreeMap<CellId, String>>,
@@ -262,10 +262,10 @@ impl Links for PlayedLinks {
     }
 }
 
-/// A launch in a task of its own.
+/// A launch in its own task.
 pub(super) type Launching = tokio::task::JoinHandle<Result<BoundCell, super::CellError>>;
 
-/// A daemon, as far as cells go, and what outlives it.
+/// The cells of a daemon, and the state that outlives the daemon.
 pub(super) struct World {
     pub(super) cells: Arc<Cells>,
     pub(super) provider: Arc<Played>,
@@ -275,13 +275,13 @@ pub(super) struct World {
     _dir: tempfile::TempDir,
 }
 
-/// The wishes of a pod.
+/// Returns the wishes of a pod.
 pub(super) fn wanted(pod_uid: &str) -> Arc<Wanted> {
     let key = OrderKey { pod_uid: pod_uid.into(), ..OrderKey::default() };
     Arc::new(Wanted { key, ..Wanted::default() })
 }
 
-/// A configuration without long waits.
+/// Returns a configuration without long waits.
 fn providers(played: &Arc<Played>) -> Vec<Configured> {
     vec![Configured::new(Arc::clone(played) as _)]
 }
@@ -313,7 +313,7 @@ impl World {
         Self { cells, provider, links, store, config, _dir: dir }
     }
 
-    /// The daemon ends, and another one starts. Its news can be heard from its very beginning.
+    /// Stops the daemon and starts another. Returns all events of the new daemon.
     pub(super) async fn restart(&mut self) -> tokio::sync::broadcast::Receiver<super::CellEvent> {
         self.cells.shutdown().await;
         self.cells =
@@ -325,7 +325,7 @@ impl World {
         events
     }
 
-    /// Begins a launch in a task of its own.
+    /// Begins a launch in its own task.
     pub(super) fn launch(&self) -> (SandboxId, Launching) {
         self.launch_for("uid")
     }
@@ -337,7 +337,7 @@ impl World {
         (sandbox, tokio::spawn(async move { cells.launch(wanted, id, None).await }))
     }
 
-    /// Waits until the provider has been called so.
+    /// Waits until the provider's calls are exactly these.
     pub(super) async fn called(&self, calls: &[&str]) {
         eventually(&format!("{calls:?} after {:?}", self.provider.calls()), || {
             self.provider.calls() == calls
@@ -345,7 +345,7 @@ impl World {
         .await;
     }
 
-    /// The one cell that there is.
+    /// Returns the only cell.
     pub(super) fn only(&self) -> CellId {
         let all = self.cells.all();
         assert_eq!(all.len(), 1, "{all:?}");
@@ -356,7 +356,7 @@ impl World {
         hex::encode(digest(&SHA256, locked(&self.links.tokens)[cell].as_bytes()))
     }
 
-    /// The cell enrols and calls home.
+    /// Enrols the agent of a cell and connects it.
     pub(super) async fn comes_home(&self, cell: &CellId) {
         self.cells.claim(cell.as_str(), &self.token_sha256(cell), "its key").await.unwrap();
         assert!(self.cells.admits(cell.as_str(), "its key").is_ok());
@@ -364,12 +364,12 @@ impl World {
             .linked(cell, Some(HelloReply { cell: cell.to_string(), ..HelloReply::default() }));
     }
 
-    /// A cell that is a pod's.
+    /// Returns a cell that is bound to a pod.
     pub(super) async fn bound(&self) -> CellId {
         self.bound_to("uid").await
     }
 
-    /// A cell that is the pod's with this UID.
+    /// Returns a cell that is bound to the pod with this UID.
     pub(super) async fn bound_to(&self, pod_uid: &str) -> CellId {
         let before = self.cells.all();
         let known = locked(&self.links.tokens).len();
@@ -410,12 +410,12 @@ impl World {
     }
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 pub(super) async fn eventually(what: &str, holds: impl Fn() -> bool) {
     kiyot_testkit::wait_until(what, PATIENCE, async || holds().then_some(())).await;
 }
 
-/// The next event that tells a cell's end.
+/// Returns the next event of a cell's end.
 pub(super) async fn next_gone(
     events: &mut tokio::sync::broadcast::Receiver<super::CellEvent>,
 ) -> (CellId, String) {

@@ -18,7 +18,7 @@ async fn provider_drains_with_its_tasks_and_is_released_without_any() {
     for _ in 0..20 {
         world.cells.set_providers(Vec::new());
         let before = lists();
-        eventually("a list of the provider that drains", || lists() > before + 1).await;
+        eventually("a list of the draining provider", || lists() > before + 1).await;
         world.cells.set_providers(provider());
     }
     assert!(world.cells.get(&cell).is_some());
@@ -30,7 +30,7 @@ async fn provider_drains_with_its_tasks_and_is_released_without_any() {
         assert_eq!((world.cells.providers(), Arc::strong_count(&world.provider)), (vec![], 1));
         let before = lists();
         world.cells.set_providers(provider());
-        eventually("a list of the provider that was added", || lists() > before).await;
+        eventually("a list of the added provider", || lists() > before).await;
         world.cells.set_providers(Vec::new());
     }
     has_tasks(2).await;
