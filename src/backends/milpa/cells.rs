@@ -204,7 +204,7 @@ impl Cells {
                 cluster,
                 node,
                 "provider, region or endpoint changed while cells exist: their pods run on; \
-                 their instances are listed and ended only with the earlier value"
+                 their instances are listed and ended only with the earlier values"
             );
         }
         if is_cordoned {
@@ -542,7 +542,8 @@ impl Cells {
         self.shared.core().engine.gone_reason(id).map(ToOwned::to_owned)
     }
 
-    /// Drops all tombstones except the ones to keep, and adds the removal of their records to the
+    /// Drops all tombstones except the ones to keep, and adds the removal of their records to
+    /// the batch.
     pub fn forget_gone(&self, keep: impl Fn(&CellId) -> bool, batch: &mut Batch) {
         for forgotten in self.shared.core().engine.forget_gone(keep) {
             batch.remove(Table::Cells, forgotten.as_str());

@@ -1,5 +1,4 @@
-//! The gateway: cells dial it over mutual TLS, and the daemon's calls run over the connections that
-//! the cells have dialled.
+//! The gateway: cells dial it over mutual TLS, and the daemon calls cells over these connections.
 
 use std::{
     fmt, io,
@@ -57,16 +56,16 @@ pub use agent_program::{AgentProgram, AgentProgramError};
 pub use control::{ControlChannel, ControlConnection, EventStream};
 pub use limits::Limits;
 
-/// The reason why a cell is refused.
+/// The reason for refusing a cell.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// No such cell is expected.
+    /// The cell is unknown or has ended.
     #[error("cell {0:?} is unknown or has ended")]
     Unknown(String),
-    /// The cell has ended, or is being ended: its agent dials until its instance has ended.
+    /// The cell has ended, or is being ended: its agent dials until the instance has ended.
     #[error("cell {0} has ended or is being ended")]
     Ended(CellId),
-    /// The token is not the cell's.
+    /// The token is not this cell's.
     #[error("wrong token of cell {0}")]
     WrongToken(CellId),
     /// The token has expired.
@@ -91,8 +90,8 @@ pub trait Admission: Send + Sync + 'static {
         token_sha256: &str,
         key_sha256: &str,
     ) -> Result<CellId, Refusal>;
-    /// Returns the id of a cell whose token this is, without spending it. A token that was spent is
-    /// valid until it expires.
+    /// Returns the id of the cell with this token, without spending it. A spent token is valid
+    /// until it expires.
     fn expects(&self, cell: &str, token_sha256: &str) -> Result<CellId, Refusal>;
     /// Returns the id of a cell that may connect now with a certificate for this key.
     fn admits(&self, cell: &str, key_sha256: &str) -> Result<CellId, Refusal>;
@@ -106,7 +105,7 @@ pub trait Admission: Send + Sync + 'static {
 pub struct CellLink {
     /// The control connection: events, and the agent's Hello.
     pub control: ControlChannel,
-    /// The channel for all calls. Its connection is opened on demand, and closed when it is idle.
+    /// The channel for all calls. Its connection opens on demand, and closes when idle.
     pub bulk: Channel,
     /// The rate limit for log lines that the cell's agent can cause.
     pub lines: Arc<LogLimit>,
@@ -119,7 +118,7 @@ pub struct GatewayConfig {
     pub socket: PathBuf,
     /// The TCP endpoint, for cells on other machines; `None` opens no port.
     pub tcp: Option<TcpEndpoint>,
-    /// The agent's program, for cells on other machines; `None` serves none.
+    /// The agent's program, for cells on other machines; `None` serves no program.
     pub agent: Option<AgentProgram>,
     /// The authority that issues certificates for cells.
     pub ca: Ca,
@@ -129,18 +128,18 @@ pub struct GatewayConfig {
     pub orphan_timeout: Duration,
     /// The clock by which certificates of cells expire.
     pub clock: Clock,
-    /// The limits of its connections.
+    /// The limits of the gateway's connections.
     pub limits: Limits,
 }
 
 /// The TCP endpoint of a gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpEndpoint {
-    /// The address to listen on. Port 0: the kernel chooses.
+    /// The address to listen on. With port 0 the kernel chooses the port.
     pub listen: SocketAddr,
     /// The address that cells dial, if it differs from the bound one.
     pub advertise: Option<SocketAddr>,
-    /// True if that is a forwarder's, so that the addresses of peers are not those of cells.
+    /// True if `advertise` is a forwarder's address: peer addresses are then not those of cells.
     pub is_forwarded: bool,
 }
 
@@ -153,7 +152,7 @@ pub enum GatewayError {
     /// The TCP address could not be bound.
     #[error("gateway.listen = \"{0}\": can't listen on this address")]
     Listen(SocketAddr, #[source] io::Error),
-    /// Its certificate could not be issued.
+    /// The gateway's certificate could not be issued.
     #[error("certificate of the gateway")]
     Certificate(#[source] CaError),
     /// TLS could not be configured.
@@ -171,7 +170,7 @@ struct Inner {
     tcp_address: Option<SocketAddr>,
     is_forwarded: bool,
     ca_sha256: String,
-    /// In the boot data of cells on other machines.
+    /// The program's digest in the boot data of cells on other machines.
     agent: Option<AgentPin>,
     orphan_timeout: Duration,
 }
@@ -183,8 +182,8 @@ impl fmt::Debug for Gateway {
 }
 
 impl Gateway {
-    /// Listens. A cell is admitted once it has a link ([`Gateway::link`]) and [`Admission::admits`]
-    /// it; until then it retries.
+    /// Listens. A cell retries until it has a link ([`Gateway::link`]) and [`Admission::admits`]
+    /// accepts it.
     pub async fn start(
         config: GatewayConfig,
         admission: Arc<dyn Admission>,
@@ -192,12 +191,12 @@ impl Gateway {
         let ca = Arc::new(config.ca);
         let identity = ca.gateway_identity().map_err(GatewayError::Certificate)?;
         let is_forwarded = config.tcp.is_some_and(|endpoint| endpoint.is_forwarded);
-        // Before the socket, which replaces that of another daemon.
+        // TCP first, because binding the socket replaces the socket of another daemon.
         let tcp = match config.tcp {
             Some(TcpEndpoint { listen, advertise, .. }) => {
                 let (listener, bound) = match Listener::tcp(listen).await {
                     Ok((listener, bound)) => (Some(listener), bound),
-                    // Any user of the node can take a port while no daemon runs.
+                    // While no daemon runs, any user of the node can take the port.
                     Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
                         tracing::error!(
                             %error,
@@ -288,24 +287,24 @@ impl Gateway {
         })))
     }
 
-    /// Returns the counters of the bytes that are received and sent on all connections.
+    /// Returns the counters of the bytes received and sent on all connections.
     pub fn bytes(&self) -> (ByteCounter, ByteCounter) {
         let LinkBytes { received, sent } = self.0.shared.bytes.clone();
         (received, sent)
     }
 
-    /// Returns the link to a cell. The cell may connect from the first call on.
+    /// Returns the link to a cell. After the first call, the cell may connect.
     pub fn link(&self, cell: &CellId) -> CellLink {
         self.0.shared.connections.link(cell)
     }
 
-    /// Removes a cell's link: aborts its connections and fails calls to it at once. Does not call
+    /// Removes a cell's link: aborts its connections, and fails its calls at once. Does not call
     /// [`Admission::linked`].
     pub fn forget(&self, cell: &CellId) {
         self.0.shared.connections.forget(cell);
     }
 
-    /// Returns the address of the cell's agent when it connected last; `None` over the unix socket
+    /// Returns the address from which the cell's agent connected last; `None` over the unix socket
     /// and through a forwarder.
     pub fn peer_address(&self, cell: &CellId) -> Option<IpAddr> {
         if self.0.is_forwarded {
@@ -314,7 +313,7 @@ impl Gateway {
         self.0.shared.connections.get(cell)?.peer()
     }
 
-    /// Returns the data that a cell, perhaps on another machine, needs to enrol.
+    /// Returns the data with which a cell, perhaps on another machine, enrols.
     pub fn bootstrap(&self, cell: &CellId, token: &str, is_remote: bool) -> Bootstrap {
         // A configured provider of remote cells has a port.
         let tcp = self.0.tcp_address.filter(|_| is_remote).map(GatewayAddress::Tcp);

@@ -109,8 +109,8 @@ impl Cells {
         self.shared.with_core(|core, now| ((), core.engine.set_budgets_known(are_known, now)));
     }
 
-    /// Lowers a share to `to`, or to the price of the namespace's cells if they cost more, and in
-    /// any case to `most`. Returns the share.
+    /// Lowers a share to `to`, but not below the price of the namespace's cells, and always to at
+    /// most `most`. Returns the share.
     pub fn lower_share(&self, key: &BudgetKey, to: Price, most: Price) -> Price {
         self.shared.core().engine.lower_share(key, to, most)
     }

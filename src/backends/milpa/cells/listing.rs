@@ -131,7 +131,7 @@ mod tests {
 
     /// Verifies V52.
     #[test]
-    fn links_that_break_together_share_a_listing() {
+    fn links_broken_together_share_a_listing() {
         let schedule = Schedule::new(Duration::from_secs(30), MIN_PAUSE);
         let began = Instant::now();
         let at = |millis| began + Duration::from_millis(millis);

@@ -75,7 +75,7 @@ mod tests {
 
     /// Verifies A27.
     #[tokio::test(start_paused = true)]
-    async fn unreadable_catalogue_is_an_error_at_the_start_and_later_the_last_one_is_used() {
+    async fn unreadable_catalogue_is_an_error_without_a_previous_catalogue() {
         let prices = Prices::default();
         assert!(read(&prices, None).await.unwrap_err().text().contains("no catalogue"));
         assert_eq!(*read(&prices, Some(named("one"))).await.unwrap(), named("one"));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn catalogue_of_a_hanging_provider_is_an_error_within_its_time() {
+    async fn catalogue_of_a_hanging_provider_times_out() {
         let started = tokio::time::Instant::now();
         let error = Prices::default().read(std::future::pending).await.unwrap_err();
         assert_eq!((error.class, started.elapsed()), (ErrorClass::Unanswered, CATALOGUE_TIMEOUT));

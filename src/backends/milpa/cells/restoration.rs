@@ -1,5 +1,5 @@
-//! Restores what cells had on the node before a reboot that they outlived, such as rules of host
-//! ports.
+//! Restores the node's parts of cells, such as hostPort rules, after a reboot of the node that the
+//! cells outlived.
 
 use std::{sync::Arc, time::Duration};
 

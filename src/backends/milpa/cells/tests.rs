@@ -40,7 +40,7 @@ async fn launch_binds_the_cell() {
 
 /// Verifies A23.
 #[tokio::test]
-async fn cell_whose_calls_have_left_joins_a_warm_pool() {
+async fn cell_without_callers_joins_a_warm_pool() {
     let key = || wanted("uid").key.clone();
     let limits = Limits { boots: Some(1), ..config().limits };
     for leaving in [1, 2] {
@@ -86,7 +86,7 @@ async fn termination_leaves_only_the_reason() {
 }
 
 #[tokio::test]
-async fn claim_and_renewal_of_a_cell_that_is_being_ended_are_refused_as_ended() {
+async fn claim_and_renewal_of_an_ending_cell_are_refused() {
     let mut world = World::new(config()).await;
     world.provider.act("attach", &[Act::Hang]);
     let launch = world.launch().1;
@@ -233,7 +233,7 @@ async fn launch_continues_without_its_caller() {
 }
 
 #[tokio::test]
-async fn failed_detachment_keeps_no_instance_from_its_termination() {
+async fn failed_detachment_does_not_prevent_termination() {
     let world = World::new(config()).await;
     let cell = world.bound().await;
     world.provider.act("detach", &[Act::Fail, Act::Fail]);
@@ -309,7 +309,7 @@ async fn broken_link_ends_no_cell() {
 
 /// Verifies V24.
 #[tokio::test]
-async fn daemon_at_rest_calls_its_provider_for_one_list_in_each_period_alone() {
+async fn idle_daemon_only_lists_instances_once_a_period() {
     const PERIOD: Duration = Duration::from_secs(30);
     for cells in [0, 1, 20] {
         let limits = Limits { max_cells: 20, ..Limits::default() };
@@ -330,7 +330,7 @@ async fn daemon_at_rest_calls_its_provider_for_one_list_in_each_period_alone() {
 
 /// Verifies L17.
 #[tokio::test]
-async fn cell_that_connects_again_and_again_pushes_out_no_event_of_another() {
+async fn reconnecting_cell_pushes_out_no_event_of_other_cells() {
     const TIMES: usize = 1500;
     let world = World::with_listing_period(config(), PATIENCE).await;
     let (other, cell) = (world.bound_to("other").await, world.bound_to("hostile").await);
@@ -383,7 +383,7 @@ async fn failed_termination_is_resumed_after_a_restart() {
 /// A cell's work starts further work as long as the cell lives: a chain of spans would grow with
 /// each retry.
 #[tokio::test]
-async fn log_names_a_cell_once_however_long_it_lives() {
+async fn log_lines_of_a_cell_name_it_once() {
     let log = Log::default();
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(tracing::Level::DEBUG)
@@ -477,7 +477,7 @@ async fn retry_joins_a_launch_of_the_previous_daemon_while_the_catalogue_is_not_
 }
 
 #[tokio::test]
-async fn launch_of_a_previous_daemon_that_no_call_joins_ends() {
+async fn previous_launch_without_a_caller_ends() {
     let mut world = World::new(config()).await;
     world.launch();
     world.stored_phase(CellPhase::Booting).await;
@@ -688,7 +688,7 @@ async fn shutdown_leaves_cells_running() {
 
 /// Verifies K26.
 #[tokio::test]
-async fn places_are_those_of_providers_whose_instances_outlive_the_node() {
+async fn places_exclude_providers_whose_instances_end_with_the_node() {
     let mut world = World::new(config()).await;
     assert_eq!(world.cells.places(), Some((vec![], vec![])));
     for (shared, expected) in [("", None), ("here", Some((vec!["here".to_owned()], vec![])))] {

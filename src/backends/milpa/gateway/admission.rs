@@ -1,4 +1,4 @@
-//! Admission of connections with a client certificate, and their service until they end.
+//! Admission of connections with a client certificate, and their service until the connections end.
 
 use std::{
     sync::Arc,
@@ -35,7 +35,7 @@ const MAX_FIRST_MESSAGE_BYTES: usize = 16 << 10;
 /// The most characters of a cell's name in an error message.
 const MAX_LOGGED_NAME_CHARS: usize = 80;
 
-/// The reason why a connection is not admitted.
+/// The reason for not admitting a connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AdmitError {
     #[error("no client certificate")]
@@ -58,7 +58,7 @@ pub(super) enum AdmitError {
     Stale(#[source] OfferError),
 }
 
-/// A connection that was admitted as the current one of its cell and kind.
+/// The current connection of its cell and kind.
 pub(super) struct Admitted {
     transport: Transport,
     connections: Arc<CellConnections>,
@@ -69,8 +69,8 @@ enum Transport {
     Bulk(Connection),
 }
 
-/// Admits a connection: verifies certificate and Hello, and makes it its cell's current one. The
-/// caller sets a timeout.
+/// Admits a connection: verifies certificate and Hello, and makes it the current connection of its
+/// cell. The caller sets a timeout.
 pub(super) async fn admit(
     stream: TlsStream<CountedStream>,
     kind: ConnectionKind,
@@ -88,8 +88,8 @@ pub(super) async fn admit(
         .map_err(AdmitError::Refused)?;
     let connections =
         shared.connections.get(&cell).ok_or_else(|| AdmitError::NoLink(cell.to_string()))?;
-    // From here on an error must abort the connection, which a task may drive: `Admitted` does so
-    // when it is dropped.
+    // From here on an error must abort the connection, which a task may be driving: dropping
+    // `Admitted` aborts it.
     let (admitted, hello) = if kind == ConnectionKind::Bulk {
         let connection = Connection::open(stream, Profile::BULK, &shared.shutdown, &shared.tasks)
             .await
@@ -143,7 +143,7 @@ fn hello_request(shared: &Shared) -> HelloRequest {
     }
 }
 
-/// Returns a time in nanoseconds since 1970; 0, which sets no clock, if it can't be expressed.
+/// Returns a time in nanoseconds since 1970, or 0, which sets no clock, for a time out of range.
 fn unix_nanos(time: SystemTime) -> i64 {
     time.duration_since(UNIX_EPOCH)
         .ok()
@@ -158,11 +158,12 @@ async fn call_hello(connection: &Connection, shared: &Shared) -> Result<HelloRep
 }
 
 impl Admitted {
-    /// Runs the connection until it has ended and is no longer the current one.
+    /// Runs the connection until it has ended and is no longer the current connection.
     pub(super) async fn run(mut self, shared: &Shared) {
         match &mut self.transport {
             Transport::Bulk(connection) => {
-                // Boxed, because most connections are control connections and need no room for it.
+                // Boxed, because most connections are control connections, which need no room for
+                // it.
                 Box::pin(run_bulk(&self.connections, connection)).await;
                 self.connections.bulk_ended(connection);
             }

@@ -1,4 +1,4 @@
-//! The agent's program, for cells whose image has none.
+//! The agent's program, for cells with an image that lacks it.
 
 use std::{
     fs::File,
@@ -18,13 +18,13 @@ use tokio::task::spawn_blocking;
 use super::program_form::{self, HEADER_BYTES, Header};
 use crate::backends::milpa::send_rate::SendRate;
 
-/// The most bytes of a program. A build with debug information has a quarter of it.
+/// The most bytes of a program. A build with debug information has a quarter of this.
 const MAX_PROGRAM_BYTES: u64 = 1 << 30;
-/// The bytes that are read, and hashed or sent, at once.
+/// The bytes that are read, and then hashed or sent, at once.
 const PART_BYTES: usize = 64 * 1024;
 
-/// The agent's program as it was when it was opened: its file stays open, so that an upgrade that
-/// replaces the file changes nothing. A cell checks the digest, so that it detects other changes.
+/// The agent's program as it was when it was opened: the open file survives an upgrade that
+/// replaces the file. A cell checks the digest, which detects other changes.
 #[derive(Debug, Clone)]
 pub struct AgentProgram {
     file: Arc<File>,
@@ -32,7 +32,7 @@ pub struct AgentProgram {
     sha256: String,
     architecture: Option<&'static str>,
     is_dynamic: bool,
-    /// The rate of its downloads.
+    /// The rate of the program's downloads.
     rate: Arc<SendRate>,
 }
 
@@ -42,16 +42,16 @@ pub enum AgentProgramError {
     /// The file could not be read.
     #[error("agent program {0:?}")]
     Io(PathBuf, #[source] io::Error),
-    /// The file is no program.
+    /// The file is not a program.
     #[error("agent program {0:?}: {1} bytes; allowed: a file of 1 to {MAX_PROGRAM_BYTES} bytes")]
     Size(PathBuf, u64),
 }
 
 impl AgentProgram {
-    /// Opens and hashes a program, whose downloads have no limit. Blocks.
+    /// Opens and hashes a program. Its downloads have no limit of rate. Blocks.
     pub fn open(path: &Path) -> Result<Self, AgentProgramError> {
         let io = |error| AgentProgramError::Io(path.to_owned(), error);
-        // Before the file is opened, which would wait for the writer of a pipe.
+        // Before the file is opened: opening a pipe would wait for its writer.
         let metadata = std::fs::metadata(path).map_err(io)?;
         if !metadata.is_file() {
             return Err(io(io::Error::other("not a regular file")));
@@ -79,7 +79,7 @@ impl AgentProgram {
         })
     }
 
-    /// Limits the rate of its downloads, all together with whatever else has this rate.
+    /// Limits the rate of downloads, together with every other sender that shares `rate`.
     pub fn with_rate(self, rate: Arc<SendRate>) -> Self {
         Self { rate, ..self }
     }
@@ -94,18 +94,18 @@ impl AgentProgram {
         self.size
     }
 
-    /// Returns the architecture that it is built for, by its name in images; `None` if that is not
-    /// known, as of a script.
+    /// Returns the architecture of the program, by its name in images; `None` if unknown, such as
+    /// for a script.
     pub fn architecture(&self) -> Option<&'static str> {
         self.architecture
     }
 
-    /// Returns true if it needs libraries of the machine that runs it.
+    /// Returns whether the program needs libraries of the machine that runs it.
     pub fn is_dynamic(&self) -> bool {
         self.is_dynamic
     }
 
-    /// Returns the content as the body of a response. Fails where the file has become shorter.
+    /// Returns the content as the body of a response. Fails if the file has become shorter.
     pub(super) fn body(
         &self,
     ) -> StreamBody<impl futures::Stream<Item = io::Result<Frame<Bytes>>> + use<>> {
@@ -127,7 +127,7 @@ impl AgentProgram {
     }
 }
 
-/// Reads the header of a program; `None` if it is none.
+/// Reads the header of a program; `None` for any other file.
 fn header(file: &File) -> io::Result<Option<Header>> {
     let mut bytes = [0; HEADER_BYTES];
     match file.read_exact_at(&mut bytes, 0) {
@@ -171,7 +171,7 @@ mod tests {
         let download = async || program.body().collect().await.unwrap().to_bytes().len();
         let (one, other, ()) = tokio::join!(download(), download(), rate.ready(8 * MIB));
         assert_eq!((one, other), (4 * MIB, 4 * MIB));
-        // 16 MiB, of which the last are sent a tenth of a second before they are paid for.
+        // The last of the 16 MiB are sent a tenth of a second before their tokens are available.
         let elapsed = begun.elapsed().as_secs_f32();
         assert!((1.8..2.1).contains(&elapsed), "{elapsed} s");
     }

@@ -27,7 +27,7 @@ use crate::backends::milpa::store::{Batch, Store, Table};
 /// The authority's key in [`Table::Node`].
 const RECORD_KEY: &str = "ca";
 
-/// The `notBefore` of all certificates: 1970. Clocks differ and are set back, and a later begin
+/// The `notBefore` of all certificates: 1970. Clocks differ and may be set back, and a later date
 /// adds no security.
 const NOT_BEFORE: SystemTime = SystemTime::UNIX_EPOCH;
 
@@ -35,7 +35,7 @@ const NOT_BEFORE: SystemTime = SystemTime::UNIX_EPOCH;
 /// 9999-12-31T23:59:59Z, which means no expiry (RFC 5280, 4.1.2.5).
 ///
 /// Cells pin the authority's fingerprint, which they get with their token. An expiry adds nothing
-/// to that, and a wrong clock of the node or of a cell must not separate them. The gateway's
+/// to the pin, and a wrong clock of the node or of a cell must not separate them. The gateway's
 /// certificate is issued at each start of the daemon.
 const NO_EXPIRY: Duration = Duration::from_secs(253_402_300_799);
 
@@ -87,8 +87,8 @@ pub struct InvalidRequest(&'static str);
 pub struct ProvenKey(SubjectPublicKeyInfo);
 
 impl ProvenKey {
-    /// Parses a certificate request (CSR) in DER form and verifies its signature. Everything else
-    /// in it is ignored: names, usages, extensions.
+    /// Parses a certificate request (CSR) in DER form and verifies its signature. Ignores
+    /// everything else in the request: names, usages, extensions.
     pub fn from_request(der: &[u8]) -> Result<Self, InvalidRequest> {
         let (rest, request) = X509CertificationRequest::from_der(der)
             .map_err(|_| InvalidRequest("not in DER form"))?;
@@ -98,7 +98,7 @@ impl ProvenKey {
         let key =
             SubjectPublicKeyInfo::from_der(request.certification_request_info.subject_pki.raw)
                 .map_err(|_| InvalidRequest("unknown key algorithm"))?;
-        // Before the signature is verified, because that may be slow with other algorithms.
+        // Before the signature is verified, because other algorithms may be slow.
         if key.algorithm() != &PKCS_ECDSA_P256_SHA256 && key.algorithm() != &PKCS_ED25519 {
             return Err(InvalidRequest("key algorithm is neither ECDSA P-256 nor Ed25519"));
         }
@@ -128,7 +128,7 @@ impl Ca {
         Ok(ca)
     }
 
-    /// Creates an authority that is not stored.
+    /// Creates an authority without storing it.
     pub fn new() -> Result<Self, CaError> {
         Ok(Self::create()?.0)
     }
@@ -193,8 +193,8 @@ impl Ca {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         let der = params.signed_by(&key.0, &self.issuer).map_err(CaError::Create)?.der().to_vec();
-        // Admission is decided by the fields of the certificate: they must be those that the token
-        // was spent for.
+        // Admission relies on the certificate's fields: they must match the cell and key for which
+        // the token was spent.
         let read = Certificate::read(&der).map_err(CaError::Read)?;
         debug_assert_eq!(read.key_sha256, key.sha256());
         Ok(der)

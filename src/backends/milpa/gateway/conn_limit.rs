@@ -1,4 +1,4 @@
-//! Limits for connections, in all and per peer.
+//! Limits for connections, in total and per peer.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::peer::Peer;
 
-/// A limit for connections: in all, and per peer. Cheap to clone.
+/// A limit for connections, in total and per peer. Cheap to clone.
 ///
 /// A permit stays taken for a while after its connection has ended, so that the rate of handshakes
 /// is limited as well.
@@ -36,7 +36,7 @@ struct Inner<K> {
 struct Counts<K> {
     total: usize,
     by_peer: HashMap<K, usize>,
-    /// Permits that were returned, with the time from which they are free; counted as taken.
+    /// Returned permits, each with the time at which it becomes free; counted as taken until then.
     cooling: VecDeque<(Instant, K)>,
 }
 
@@ -62,7 +62,7 @@ impl<K: Eq + Hash + Clone> ConnLimit<K> {
     /// Returns a permit for a connection of a peer, or `None` if a limit is reached.
     pub(super) fn acquire(&self, peer: K, now: Instant) -> Option<ConnPermit<K>> {
         let mut counts = self.0.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        // Permits are returned in the order of their times.
+        // `cooling` is in the order of these times.
         while let Some((_, cooled)) = counts.cooling.pop_front_if(|(free_at, _)| *free_at <= now) {
             counts.free(&cooled);
         }
@@ -90,7 +90,7 @@ impl<K: Eq + Hash + Clone> Drop for ConnPermit<K> {
         if cooldown.is_zero() {
             counts.free(&self.peer);
         } else {
-            // Behind the lock, so that the queue is in the order of the times.
+            // With the lock held, so that the queue is in the order of the times.
             counts.cooling.push_back((Instant::now() + *cooldown, self.peer.clone()));
         }
     }
@@ -111,7 +111,7 @@ mod tests {
         let _second = limit.acquire(first.clone(), now).unwrap();
         assert!(limit.acquire(first.clone(), now).is_none(), "the limit of the peer");
         let _third = limit.acquire(second.clone(), now).unwrap();
-        assert!(limit.acquire(second, now).is_none(), "the limit in all");
+        assert!(limit.acquire(second, now).is_none(), "the limit in total");
         assert!(limit.acquire(Peer::Unknown, now).is_none());
         drop(permit);
         let _fourth = limit.acquire(first, now).unwrap();
@@ -131,7 +131,7 @@ mod tests {
             let now = returned + Duration::from_millis(after);
             assert_eq!(limit.acquire(peer.clone(), now).is_some(), is_free, "after {after} ms");
         }
-        // Those of other peers are free meanwhile.
+        // Permits of other peers are free meanwhile.
         assert!(limit.acquire(Peer::Unknown, returned + cooldown).is_some());
         let later = returned + 10 * cooldown;
         tokio::time::advance(10 * cooldown).await;

@@ -27,15 +27,15 @@ use super::{
     message_rate::MessageRate,
 };
 
-/// The time that a request for a bulk connection waits for a control connection, before the demand
-/// is checked again.
+/// The time for which a request for a bulk connection waits for a control connection, before the
+/// gateway checks again whether calls wait.
 const OPEN_BULK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The interval at which the agent is asked again while calls wait for a bulk connection. An agent
-/// that dials already ignores the request.
+/// The interval between requests to the agent while calls wait for a bulk connection. An agent that
+/// is dialling ignores the request.
 const OPEN_BULK_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The pause between two requests when a connection ended at once or the agent refused to dial.
+/// The pause between two requests after a connection ended at once or the agent refused to dial.
 const OPEN_BULK_BACKOFF: Duration = Duration::from_millis(20);
 
 /// The current connections of a cell.
@@ -51,7 +51,7 @@ pub(super) struct CellConnections {
     idle_policy: Mutex<IdlePolicy>,
     /// Locked while [`Admission::linked`] is called, so that its calls are in order.
     linked: Mutex<()>,
-    /// The address of the agent that connected last, over TCP.
+    /// The address from which the agent connected last over TCP.
     peer: Mutex<Option<IpAddr>>,
     /// Set while a task asks the agent for a bulk connection.
     is_opening_bulk: AtomicBool,
@@ -123,7 +123,7 @@ impl CellConnections {
                 }
             }
             self.is_opening_bulk.store(false, Ordering::SeqCst);
-            // A call that began to wait before this store relied on this task.
+            // A call that began to wait before this store did not start another task.
             if !self.needs_bulk() || self.is_opening_bulk.swap(true, Ordering::SeqCst) {
                 return;
             }
@@ -149,12 +149,12 @@ impl CellConnections {
         Ok(())
     }
 
-    /// Returns the address of the agent that connected last, over TCP.
+    /// Returns the address from which the agent connected last over TCP.
     pub(super) fn peer(&self) -> Option<IpAddr> {
         *self.peer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes a control connection that has ended.
+    /// Removes a control connection after its end.
     pub(super) fn control_ended(&self, connection: &ControlConnection, admission: &dyn Admission) {
         let _linked = self.linked.lock().unwrap_or_else(PoisonError::into_inner);
         if self.control.withdraw(connection) {
@@ -175,7 +175,7 @@ impl CellConnections {
         self.idle_policy().timeout()
     }
 
-    /// Removes a bulk connection that has reached its idle timeout.
+    /// Removes a bulk connection after its idle timeout.
     pub(super) fn bulk_idle_closed(&self, connection: &Connection) {
         let mut idle_policy = self.idle_policy();
         if self.bulk.withdraw(connection) {
@@ -183,7 +183,7 @@ impl CellConnections {
         }
     }
 
-    /// Removes a bulk connection that has ended.
+    /// Removes a bulk connection after its end.
     pub(super) fn bulk_ended(&self, connection: &Connection) {
         self.bulk.withdraw(connection);
     }
@@ -232,7 +232,7 @@ impl Connections {
         self.by_cell().get(cell).cloned()
     }
 
-    /// Removes a cell's link: its connections are aborted, and calls to it fail at once.
+    /// Removes a cell's link: aborts its connections, and fails its calls at once.
     pub(super) fn forget(&self, cell: &CellId) {
         let connections = self.by_cell().remove(cell);
         if let Some(connections) = connections {

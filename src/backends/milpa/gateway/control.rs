@@ -1,7 +1,7 @@
 //! The control connection: events of a cell, requests for bulk connections and for metrics.
 //!
-//! It lasts as long as the cell. To need next to no memory while it is idle, it carries
-//! length-delimited messages and no HTTP/2.
+//! It lasts as long as the cell. Because it carries length-delimited messages and no HTTP/2, it
+//! needs next to no memory while it is idle.
 
 use std::{
     fmt,
@@ -36,10 +36,10 @@ use tonic::{Code, Status};
 
 use super::message_rate::MessageRate;
 
-/// The most characters of an agent's build that are shown.
+/// The most characters that are shown of an agent's build.
 const MAX_SHOWN_BUILD_ID_CHARS: usize = 80;
 
-/// The reason why a control connection ended, or was not established.
+/// The reason why a control connection ended or was not established.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ControlError {
     #[error("connection")]
@@ -80,7 +80,7 @@ impl ControlChannel {
         self.0.is_connected()
     }
 
-    /// Returns the build of the agent that is connected, as far as it may be shown.
+    /// Returns the build of the connected agent, truncated to what may be shown.
     pub fn agent_build(&self) -> Option<String> {
         let connection = self.0.current()?;
         Some(connection.hello().build_id.chars().take(MAX_SHOWN_BUILD_ID_CHARS).collect())
@@ -99,8 +99,7 @@ impl ControlChannel {
         Ok(())
     }
 
-    /// Asks the agent to add metrics to its heartbeats for this time, if it is connected. Does not
-    /// wait.
+    /// Asks the agent, if connected, to add metrics to its heartbeats for this time. Does not wait.
     pub fn measure(&self, duration: Duration) {
         if let Some(connection) = self.0.current() {
             connection.request(|pending| pending.measure = Some(duration));
@@ -129,14 +128,14 @@ pub struct EventStream {
 
 impl EventStream {
     /// Returns the next event, or `None` when the agent has ended the watch. The agent sends an
-    /// event only when this asks for it.
+    /// event only on request of this call.
     ///
     /// Fails with UNAVAILABLE when the connection ends, with ABORTED when another watch has
     /// started, or with the agent's status.
     pub async fn next(&mut self) -> Result<Option<Box<Event>>, Status> {
         let (sender, receiver) = oneshot::channel();
         let next = NextWaiter { watch: self.watch, sender };
-        // The request of an older watch must not replace that of a newer watch.
+        // An older watch must not replace the request of a newer watch.
         let is_latest = self.connection.request(|pending| {
             let is_latest = pending.next.as_ref().is_none_or(|other| other.watch <= next.watch);
             if is_latest {
@@ -145,7 +144,7 @@ impl EventStream {
             is_latest
         });
         if is_latest && self.connection.has_ended() {
-            // The connection's task may not run any more to drop the request.
+            // The connection's task may have ended already, without dropping the request.
             self.connection.request(|pending| pending.next = None);
         }
         let ended = || {
@@ -173,7 +172,7 @@ struct Inner {
     end: CancellationToken,
 }
 
-/// Requests that wait to be sent to the agent, each kind at most once.
+/// Requests to the agent that are not sent yet, at most one of each kind.
 #[derive(Default)]
 struct PendingRequests {
     open_bulk: bool,
@@ -210,7 +209,8 @@ impl LinkConnection for ControlConnection {
 }
 
 impl ControlConnection {
-    /// Creates the handle of a connection whose agent has sent this Hello. It ends with `end`.
+    /// Creates the handle of a connection whose agent has sent this Hello. Cancelling `end` ends
+    /// the connection.
     pub(super) fn new(hello: HelloReply, end: &CancellationToken) -> Self {
         let inner = Inner {
             hello,
@@ -232,7 +232,7 @@ impl ControlConnection {
         self.0.end.cancelled().await;
     }
 
-    /// Sends Hello and returns the agent's. The caller sets a timeout.
+    /// Sends Hello and returns the agent's Hello. The caller sets a timeout.
     pub(super) async fn exchange_hello<I: AsyncRead + AsyncWrite + Unpin>(
         frames: &mut Frames<I>,
         hello: HelloRequest,
@@ -246,17 +246,17 @@ impl ControlConnection {
         }
     }
 
-    /// Runs the connection until it ends or is aborted, at the rate of its cell. Waiters for events
-    /// are woken at its end.
+    /// Runs the connection at its cell's message rate, until it ends or is aborted. The end wakes
+    /// waiters for events.
     pub(super) async fn run<I: AsyncRead + AsyncWrite + Unpin>(
         &self,
         frames: &mut Frames<I>,
         rate: &MessageRate,
     ) -> Result<(), ControlError> {
-        // Dropped after the guard: a waiter that is woken must find that the connection has ended.
+        // Dropped after the guard: a woken waiter must find that the connection has ended.
         let mut waiter = None;
         let _end = EndGuard(self);
-        // `run_until_cancelled` would reserve room for the future twice, in each of very many
+        // `run_until_cancelled` would reserve room for the future twice, in each of many
         // connections.
         tokio::select! {
             biased;
@@ -305,7 +305,7 @@ impl ControlConnection {
 
     /// Handles a message of the agent. Returns the reply, if the message needs one.
     fn handle(message: FromCell, waiter: &mut Option<NextWaiter>) -> Option<to_cell::Message> {
-        // Events of an earlier watch than the current one have no waiter.
+        // Events of an earlier watch have no waiter.
         let sender_for = |waiter: &mut Option<NextWaiter>, watch| {
             waiter.take_if(|next| next.watch == watch).map(|next| next.sender)
         };
@@ -373,7 +373,7 @@ struct EndGuard<'a>(&'a ControlConnection);
 impl Drop for EndGuard<'_> {
     fn drop(&mut self) {
         self.0.abort();
-        // Later requests see that the connection has ended.
+        // Requests after this find that the connection has ended.
         self.0.pending().next = None;
     }
 }

@@ -1,4 +1,4 @@
-//! A connection whose bytes are counted.
+//! A connection with counted bytes.
 
 use std::{
     io,
@@ -12,14 +12,14 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::metrics::ByteCounter;
 
-/// Counters of the bytes of all connections, with TLS.
+/// Counters of the bytes of all connections, including TLS.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LinkBytes {
     pub(super) received: ByteCounter,
     pub(super) sent: ByteCounter,
 }
 
-/// A connection whose bytes are counted.
+/// A connection with counted bytes.
 #[derive(Debug)]
 pub(super) struct CountedStream {
     stream: Stream,
@@ -31,7 +31,7 @@ impl CountedStream {
         Self { stream, bytes }
     }
 
-    /// Returns true for a TCP connection.
+    /// Returns whether this is a TCP connection.
     pub(super) fn is_tcp(&self) -> bool {
         matches!(self.stream, Stream::Tcp(_))
     }

@@ -33,7 +33,7 @@ use super::{
 
 /// The path of the agent's program.
 const PATH: &str = "/agent";
-/// The most bytes of a request's head, which hyper bounds from below by the same.
+/// The most bytes of a request's head. hyper accepts no lower limit.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
 /// The most header fields of a request.
 const MAX_HEADERS: usize = 32;
@@ -41,10 +41,11 @@ const MAX_HEADERS: usize = 32;
 const MAX_DOWNLOADS: usize = 64;
 /// The most downloads of a cell at a time.
 const MAX_DOWNLOADS_PER_CELL: usize = 2;
-/// The time for which a download still counts after its end, so that a cell that repeats it does
-/// not fill the node's network.
+/// The time for which an ended download still counts, so that a cell that repeats it does not fill
+/// the node's network.
 const COOLDOWN: Duration = Duration::from_secs(5);
-/// The timeout of a download. A peer that acknowledges nothing is cut by the kernel before.
+/// The timeout of a download. The kernel closes a connection earlier if the peer acknowledges
+/// nothing.
 const DOWNLOAD_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 type Body = UnsyncBoxBody<Bytes, io::Error>;
@@ -62,8 +63,8 @@ impl Downloads {
         Self { program, tls: Arc::new(tls), limit: limit() }
     }
 
-    /// Serves a connection, which carries a single request. The permit is returned once the request
-    /// has shown a token.
+    /// Serves a connection with a single request. The permit is returned once the request has shown
+    /// a valid token.
     pub(super) async fn serve(
         &self,
         stream: TlsStream<CountedStream>,
@@ -139,10 +140,10 @@ fn limit() -> ConnLimit<CellId> {
     ConnLimit::new(MAX_DOWNLOADS, MAX_DOWNLOADS_PER_CELL, COOLDOWN)
 }
 
-/// The reason of a refused request.
+/// The reason for refusing a request.
 #[derive(Debug)]
 enum Refused {
-    /// Without a token, or with one that is not valid.
+    /// The request has no token, or an invalid one.
     Token(Option<Refusal>),
     Path,
     Method,
@@ -154,7 +155,7 @@ impl Refused {
         let mut response =
             Response::new(Empty::new().map_err(|never| match never {}).boxed_unsync());
         let (status, header) = match self {
-            // Without it wget does not send its credentials.
+            // Without this header, wget does not send its credentials.
             Self::Token(_) => (
                 StatusCode::UNAUTHORIZED,
                 Some((header::WWW_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"kiyot\""))),

@@ -1,5 +1,5 @@
-//! Enrolment: a cell exchanges its one-time token for a certificate, and renews the certificate
-//! with its key alone.
+//! Enrolment: a cell exchanges its one-time token for a certificate, and later renews the
+//! certificate with its key alone.
 
 use std::{
     sync::{
@@ -25,18 +25,18 @@ use super::{
 /// The most bytes of an `Enrol` request.
 pub(super) const MAX_REQUEST_BYTES: usize = 16 * 1024;
 
-/// The most requests on a connection, which is closed at the next one. An agent sends a single one;
-/// each costs a check of a signature.
+/// The most requests on a connection, which the next request closes. An agent sends a single
+/// request; each costs the check of a signature.
 const MAX_REQUESTS_PER_CONNECTION: usize = 16;
 /// The most bytes of a cell's name.
 const MAX_CELL_BYTES: usize = 80;
 /// The most characters of an agent's build id in the log.
 const MAX_LOGGED_BUILD_ID_CHARS: usize = 80;
 
-/// The time within which a token must be spent.
+/// The time limit for spending a token.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The parts that all connections for enrolment share.
+/// State shared by all connections for enrolment.
 #[derive(Clone)]
 pub(super) struct Enrolment {
     pub(super) ca: Arc<Ca>,
@@ -55,7 +55,7 @@ pub(super) struct EnrolmentService {
 }
 
 impl Enrolment {
-    /// Returns the service of a connection, which `end` closes.
+    /// Returns the service of a connection. Cancelling `end` closes the connection.
     pub(super) fn service(
         self,
         end: CancellationToken,
@@ -87,7 +87,7 @@ impl Enrolment {
             return Err(self.refused(&Refusal::Unknown(name), &key_sha256));
         }
         let admitted = if token.is_empty() {
-            // A renewal: the request is signed by the key that has spent the token of a live cell.
+            // A renewal: the request is signed by the key that spent the token of a live cell.
             self.admission.admits(&cell, &key_sha256)
         } else {
             let claim = timeout(
@@ -122,8 +122,8 @@ impl Enrolment {
         }))
     }
 
-    /// Logs a refusal and returns the caller's status, which tells whether a retry can succeed, but
-    /// not which part of a guess was right.
+    /// Logs a refusal and returns the caller's status. The status shows whether a retry can
+    /// succeed, but not which part of a guess was right.
     fn refused(&self, refusal: &Refusal, key_sha256: &str) -> Status {
         let error: &dyn std::error::Error = refusal;
         match refusal {
@@ -131,7 +131,7 @@ impl Enrolment {
                 if let Some(suppressed) = self.log.failure.admit() {
                     tracing::error!(error, suppressed, "enrolment failed");
                 }
-                Status::unavailable("the store did not keep it")
+                Status::unavailable("the spent token could not be recorded")
             }
             Refusal::OtherKey(cell) => {
                 if let Some(suppressed) = self.log.token_reuse.admit(cell) {

@@ -1,5 +1,5 @@
-//! The begin of a connection: the TLS handshake, and then enrolment, download or admission, by
-//! ALPN and SNI.
+//! The beginning of a connection: the TLS handshake, then enrolment, download or admission, by ALPN
+//! and SNI.
 
 use std::io;
 
@@ -24,8 +24,8 @@ enum Purpose<'a> {
     Link(ConnectionKind),
 }
 
-/// Performs the handshake of a connection, and then enrols the cell, serves a download or admits
-/// the connection.
+/// Performs the handshake of a connection, then enrols the cell, serves a download or admits the
+/// connection.
 pub(super) async fn establish(
     stream: Stream,
     permit: ConnPermit,
@@ -36,7 +36,7 @@ pub(super) async fn establish(
     let (purpose, stream) = handshake(stream, shared).await?;
     match purpose {
         Purpose::Download(downloads) => {
-            // Boxed, because few connections need room for it.
+            // Boxed, because few connections enrol.
             let (admission, limit) = (&*shared.admission, shared.limits.handshake);
             Box::pin(downloads.serve(stream, permit, admission, &shared.log, limit)).await;
             None
@@ -58,7 +58,7 @@ async fn handshake(
     stream: CountedStream,
     shared: &Shared,
 ) -> Option<(Purpose<'_>, TlsStream<CountedStream>)> {
-    // Cells on the node have the program.
+    // Cells on the node have the program already.
     let downloads = shared.downloads.as_ref().filter(|_| stream.is_tcp());
     let handshake = async {
         let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
@@ -73,12 +73,12 @@ async fn handshake(
         let (purpose, config) = if hello.alpn().is_none() {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "no ALPN"));
         } else if offers(alpn::CELL) {
-            // The strictest protocol, if several are offered.
+            // If several protocols are offered, the strictest.
             (Purpose::Link(kind), shared.cell_tls.clone())
         } else if let Some(downloads) = downloads.filter(|_| offers(alpn::DOWNLOAD)) {
             (Purpose::Download(downloads), downloads.tls.clone())
         } else {
-            // Unknown protocols get TLS's alert no_application_protocol.
+            // An unknown protocol gets TLS's alert no_application_protocol.
             (Purpose::Enrolment, shared.enrol_tls.clone())
         };
         Ok((purpose, start.into_stream(config).await?))
@@ -127,7 +127,7 @@ async fn admit(
     sequence: u64,
     shared: &Shared,
 ) -> Option<Admitted> {
-    // Twice the limit: HTTP/2 and the reply to Hello, which has the same limit of its own.
+    // Twice the limit: once for HTTP/2, and once for the reply to Hello, which has the same limit.
     let limit = shared.limits.handshake * 2;
     match timeout(limit, admission::admit(stream, kind, sequence, shared)).await {
         Ok(Ok(admitted)) => Some(admitted),

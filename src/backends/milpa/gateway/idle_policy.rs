@@ -6,17 +6,16 @@ use tokio::time::Instant;
 
 /// An idle timeout for a cell's bulk connections that adapts to the cell's calls.
 ///
-/// A bulk connection costs more memory than everything else of a cell, and most cells get no
-/// further call soon, so the timeout starts at its minimum. For periodic calls such as those of
-/// probes, it grows until the connection is kept from each call to the next: when a connection is
-/// opened again soon after it was closed, the timeout becomes twice the interval without calls,
-/// within bounds.
+/// Most cells get no further call soon, and a bulk connection costs more memory than everything
+/// else of a cell, so the timeout starts at its minimum. For periodic calls such as probes, the
+/// timeout grows until the connection is kept between calls: if a connection is opened again soon
+/// after it was closed, the timeout becomes twice the interval without calls, within bounds.
 #[derive(Debug)]
 pub(super) struct IdlePolicy {
     bounds: RangeInclusive<Duration>,
     timeout: Duration,
-    /// The time at which the last connection was closed for being idle; `None` once another was
-    /// opened.
+    /// The time at which the last connection was closed as idle; `None` after another connection
+    /// was opened.
     idle_closed_at: Option<Instant>,
 }
 
@@ -31,13 +30,13 @@ impl IdlePolicy {
         self.timeout
     }
 
-    /// Records that a connection was closed for being idle.
+    /// Records that a connection was closed as idle.
     pub(super) fn idle_closed(&mut self, now: Instant) {
         self.idle_closed_at = Some(now);
     }
 
-    /// Records that a connection was opened, and adapts the timeout. A connection that ended for
-    /// another reason changes nothing.
+    /// Records that a connection was opened, and adapts the timeout, unless the previous connection
+    /// ended for another reason than being idle.
     pub(super) fn opened(&mut self, now: Instant) {
         let Some(closed_at) = self.idle_closed_at.take() else { return };
         let interval = self.timeout + now.saturating_duration_since(closed_at);
@@ -59,7 +58,7 @@ mod tests {
     const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 
     /// Makes calls that take no time, with these intervals between them. Returns the number of
-    /// connections that they needed.
+    /// connections that the calls needed.
     fn connections_for(policy: &mut IdlePolicy, intervals: &[Duration]) -> usize {
         let (mut now, mut opened) = (Instant::now(), 1);
         policy.opened(now);
@@ -106,7 +105,7 @@ mod tests {
             policy.opened(begin + Duration::from_secs(at));
         }
         assert_eq!(policy.timeout(), MIN_TIMEOUT);
-        // Nor does it count as idle since an earlier close.
+        // An earlier close as idle does not count either.
         policy.idle_closed(begin);
         policy.opened(begin);
         policy.opened(begin + Duration::from_secs(1000));

@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{conn_limit::ConnLimit, handshake::establish, peer::Peer, shared::Shared};
 
-/// The pause after an error of `accept`, which mostly is EMFILE.
+/// The pause after an error of `accept`, which is mostly EMFILE.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
 
 /// The pause between attempts to listen on a port that is in use.
@@ -32,7 +32,7 @@ pub(super) enum Listener {
 }
 
 impl Listener {
-    /// Binds a unix socket. A file that exists is replaced.
+    /// Binds a unix socket. Replaces an existing file.
     pub(super) fn unix(path: &Path) -> io::Result<Self> {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -44,7 +44,7 @@ impl Listener {
         Ok(Self::Unix(listener, path.to_owned()))
     }
 
-    /// Binds a TCP port. Returns the bound address too, with the port that the kernel chose.
+    /// Binds a TCP port. Also returns the bound address, with the port that the kernel chose.
     pub(super) async fn tcp(address: SocketAddr) -> io::Result<(Self, SocketAddr)> {
         let listener = TcpListener::bind(address).await?;
         let bound = listener.local_addr()?;
@@ -69,13 +69,13 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Self::Unix(_, path) = self {
-            // The next gateway replaces a file that is left.
+            // The next gateway replaces a remaining file.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-/// Returns the listener of a TCP port, once it is free.
+/// Waits until a TCP port is free, and returns its listener.
 pub(super) async fn awaited(address: SocketAddr) -> Listener {
     loop {
         sleep(LISTEN_PAUSE).await;
@@ -86,8 +86,8 @@ pub(super) async fn awaited(address: SocketAddr) -> Listener {
     }
 }
 
-/// Accepts connections until the gateway shuts down. The limit is the listener's own: a flood from
-/// other machines leaves the cells of this node their connections.
+/// Accepts connections until the gateway shuts down. Each listener has its own limit: a flood from
+/// other machines leaves this node's cells their connections.
 pub(super) async fn run(listener: Listener, conn_limit: ConnLimit, shared: Arc<Shared>) {
     let ipv6_peer_bits = shared.limits.ipv6_peer_bits;
     loop {
@@ -121,7 +121,7 @@ pub(super) async fn run(listener: Listener, conn_limit: ConnLimit, shared: Arc<S
                     }
                 });
             }
-            // A peer that resets its connections must not delay those of others.
+            // A peer that resets its connections must not delay other peers.
             Err(error) if is_of_peer(&error) => {}
             Err(error) => {
                 if let Some(suppressed) = shared.log.accept.admit() {
@@ -133,7 +133,7 @@ pub(super) async fn run(listener: Listener, conn_limit: ConnLimit, shared: Arc<S
     }
 }
 
-/// Returns whether an error of `accept` is of the accepted connection only (accept(2)).
+/// Returns whether an error of `accept` concerns only the accepted connection (accept(2)).
 fn is_of_peer(error: &io::Error) -> bool {
     use io::ErrorKind::{
         ConnectionAborted, ConnectionReset, HostUnreachable, InvalidInput, NetworkDown,

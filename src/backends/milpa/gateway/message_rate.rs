@@ -1,4 +1,4 @@
-//! The rate at which an agent's messages are read.
+//! The rate limit of an agent's messages.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -8,14 +8,14 @@ use std::{
 use kiyot_values::token_bucket::{Rate, TokenBucket};
 use tokio::time::{Instant, sleep_until};
 
-/// The rate in units of messages: 1,000 a second. An agent reports the growth of logs every 2 ms at
-/// most, and other changes less often.
+/// The rate in units: 1,000 a second. An agent reports the growth of logs at most every 2 ms, and
+/// other changes less often.
 const RATE: Rate = Rate { burst: 2000, period: Duration::from_millis(1) };
-/// The bytes that count as a unit, beside the unit of each message.
+/// The bytes that count as a further unit of a message.
 const UNIT_BYTES: usize = 4096;
 
-/// A limit on the rate of a cell's messages. The frames of an agent that sends more are not read
-/// until its bucket has a token, so that the agent has to wait.
+/// A limit on the rate of a cell's messages. Above it, the gateway does not read the agent's frames
+/// until the bucket has a token, so that the agent has to wait.
 #[derive(Debug, Default)]
 pub(super) struct MessageRate(Mutex<TokenBucket>);
 
@@ -29,7 +29,7 @@ impl MessageRate {
         }
     }
 
-    /// Takes the units of a message that was read.
+    /// Takes the units of a read message.
     pub(super) fn take(&self, bytes: usize, now: Instant) {
         self.bucket().take(units(bytes), RATE, now);
     }

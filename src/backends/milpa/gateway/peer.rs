@@ -1,7 +1,7 @@
-//! The identity of a peer before authentication, as the kernel knows it, for limits per peer.
+//! The identity of a peer before authentication, from the kernel, for limits per peer.
 //!
-//! Root in a cell of namespaces can create further network namespaces and so appear as several
-//! peers: such a cell isolates no better than a container does.
+//! Root in a netns cell can create further network namespaces and so appear as several peers: such
+//! a cell isolates no better than a container.
 
 use std::{
     fs,
@@ -14,11 +14,11 @@ use tokio::net::UnixStream;
 /// The peer of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Peer {
-    /// An IP address, over TCP; of an IPv6 address its first bits, because a machine has all
-    /// addresses of a network.
+    /// An IP address, over TCP. An IPv6 address has only its leading bits, because a machine has
+    /// all addresses of its network.
     Address(IpAddr),
-    /// A network namespace other than the daemon's, which is a cell's, whichever of its processes
-    /// dials. In the form of the link `/proc/<pid>/ns/net`.
+    /// A network namespace other than the daemon's, in the form of the link `/proc/<pid>/ns/net`:
+    /// all processes of a cell are the same peer.
     Network(PathBuf),
     /// A process in the daemon's network namespace, by PID.
     Process(i32),
@@ -32,7 +32,7 @@ impl Peer {
         Self::of_process(Path::new("/proc"), stream.peer_cred().ok().and_then(|cred| cred.pid()))
     }
 
-    /// Returns the peer of a TCP connection. Peers differ in the first bits of an IPv6 address.
+    /// Returns the peer of a TCP connection. IPv6 peers differ in the first `ipv6_peer_bits` bits.
     pub(super) fn at(address: IpAddr, ipv6_peer_bits: u8) -> Self {
         Self::Address(match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -44,7 +44,8 @@ impl Peer {
         })
     }
 
-    /// Returns the peer that is this process. A PID outside of the daemon's PID namespace is 0.
+    /// Returns the peer of a process. The PID is 0 for a process outside of the daemon's PID
+    /// namespace.
     fn of_process(proc: &Path, pid: Option<i32>) -> Self {
         let network = |process: &str| fs::read_link(proc.join(process).join("ns/net")).ok();
         let Some((pid, of_peer)) =
@@ -68,7 +69,7 @@ mod tests {
 
     /// Verifies L14.
     #[test]
-    fn processes_of_a_cell_are_a_single_peer_and_those_of_the_node_are_separate() {
+    fn processes_of_a_cell_share_a_peer_and_processes_of_the_node_do_not() {
         let proc = tempfile::tempdir().unwrap();
         for (process, network) in [
             ("self", "net:[1]"),
@@ -98,14 +99,14 @@ mod tests {
 
     /// Verifies L21.
     #[test]
-    fn addresses_of_an_ipv6_network_are_a_single_peer_and_of_ipv4_separate() {
+    fn addresses_of_an_ipv6_network_share_a_peer_and_ipv4_addresses_do_not() {
         let at = |address: &str, bits| Peer::at(address.parse().unwrap(), bits);
         assert_eq!(at("2001:db8::1", 64), at("2001:db8::ffff:2", 64));
         assert_ne!(at("2001:db8::1", 64), at("2001:db8:0:1::1", 64));
         assert_ne!(at("2001:db8::1", 128), at("2001:db8::2", 128));
         assert_eq!(at("2001:db8::1", 0), at("fd00::1", 0));
         assert_ne!(at("192.0.2.1", 64), at("192.0.2.2", 64));
-        // As a socket for both families reports an IPv4 address.
+        // A socket for both families reports an IPv4 address in this form.
         assert_eq!(at("::ffff:192.0.2.1", 64), at("192.0.2.1", 64));
     }
 

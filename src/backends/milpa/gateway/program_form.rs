@@ -1,11 +1,11 @@
-//! The form of a program, as its ELF header says (System V ABI, "Object Files").
+//! The form of a program, by its ELF header (System V ABI, "Object Files").
 
 /// The bytes of a header of 64 bits.
 pub(super) const HEADER_BYTES: usize = 64;
-/// The most bytes that the program headers of a known program have.
+/// The most bytes of the program headers of a known program.
 pub(super) const MAX_PROGRAM_HEADERS_BYTES: usize = 64 * 1024;
 
-/// Begin of a file of 64 bits, with its lowest byte first.
+/// The first bytes of a little-endian file of 64 bits.
 const IDENTITY: [u8; 6] = [0x7f, b'E', b'L', b'F', 2, 1];
 /// Machines (`e_machine`).
 const X86_64: u16 = 62;
@@ -18,7 +18,7 @@ const PROGRAM_HEADER_BYTES: u16 = 56;
 /// Header of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
-    /// The architecture that it is built for, by its name in images.
+    /// The architecture of the program, by its name in images.
     pub(super) architecture: &'static str,
     /// The position of the program headers.
     pub(super) program_headers_at: u64,
@@ -27,7 +27,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Reads a header; `None` if the file is no program for a known architecture.
+    /// Reads a header; `None` if the file is not a program for a known architecture.
     pub(super) fn parse(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         if !bytes.starts_with(&IDENTITY) {
             return None;
@@ -51,7 +51,7 @@ impl Header {
     }
 }
 
-/// Returns true if a program with these program headers needs a dynamic linker, and with it the
+/// Returns whether a program with these program headers needs a dynamic linker, and so the
 /// libraries of the machine that runs it.
 pub(super) fn is_dynamic(program_headers: &[u8]) -> bool {
     let mut headers = program_headers.chunks_exact(PROGRAM_HEADER_BYTES.into());
@@ -83,13 +83,13 @@ mod tests {
     }
 
     #[test]
-    fn other_files_have_no_form() {
+    fn file_of_another_format_has_no_header() {
         let changed = |at: usize, byte: u8| {
             let mut bytes = header(X86_64, 9);
             bytes[at] = byte;
             bytes
         };
-        // No ELF, 32 bits, highest byte first, another machine, other program headers.
+        // Not ELF, 32 bits, big-endian, another machine, other program headers.
         for bytes in [
             changed(0, b'#'),
             changed(4, 1),
@@ -115,7 +115,7 @@ mod tests {
         assert!(is_dynamic(&of_types(&[6, 3, 1])));
         assert!(!is_dynamic(&of_types(&[1, 2, 7])));
         assert!(!is_dynamic(&[]));
-        // The rest of a header that was cut off.
+        // A truncated program header.
         assert!(!is_dynamic(&of_types(&[3])[..20]));
     }
 }

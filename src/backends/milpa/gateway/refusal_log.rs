@@ -1,12 +1,12 @@
-//! Rate limits for the log lines that a peer can cause before its connection is admitted.
+//! Rate limits for log lines that a peer can cause before its connection is admitted.
 
 use kiyot_engine::id::CellId;
 use kiyot_link::log_limit::{LogLimit, LogLimits};
 
-/// A rate limit for each kind of line, so that lines which any peer can cause suppress no others.
+/// A rate limit for each kind of line, so that lines from any peer suppress no other kind.
 #[derive(Debug, Default)]
 pub(super) struct RefusalLog {
-    /// Connections above the limit of unauthenticated ones.
+    /// Connections above the unauthenticated limit.
     pub(super) conn_limit: LogLimit,
     /// Errors of `accept`.
     pub(super) accept: LogLimit,
@@ -14,9 +14,9 @@ pub(super) struct RefusalLog {
     pub(super) handshake: LogLimit,
     /// Certificates that have expired by this node's clock.
     pub(super) expiry: LogLimit,
-    /// Connections with a certificate that were not admitted.
+    /// Connections with a certificate that is not admitted.
     pub(super) admission: LogLimit,
-    /// Enrolments that were refused.
+    /// Refused enrolments.
     pub(super) enrolment: LogLimit,
     /// Downloads of the agent program with a wrong token.
     pub(super) download: LogLimit,
@@ -24,9 +24,9 @@ pub(super) struct RefusalLog {
     pub(super) ended: LogLimit,
     /// Enrolments that failed in the store or the certificate authority.
     pub(super) failure: LogLimit,
-    /// Tokens presented with a second key, by the token's cell: an alarm, which events of other
-    /// cells must not suppress.
+    /// Tokens presented with a second key, by the token's cell: an alarm, which other cells' events
+    /// must not suppress.
     pub(super) token_reuse: LogLimits<CellId>,
-    /// Certificates that were issued, by cell.
+    /// Issued certificates, by cell.
     pub(super) certificate: LogLimits<CellId>,
 }

@@ -1,4 +1,4 @@
-//! State that all connections of the gateway share.
+//! State shared by all connections of the gateway.
 
 use std::sync::{Arc, atomic::AtomicU64};
 
@@ -10,7 +10,6 @@ use super::{
     enrol::Enrolment, refusal_log::RefusalLog,
 };
 
-/// State that all connections share.
 pub(super) struct Shared {
     pub(super) admission: Arc<dyn Admission>,
     pub(super) connections: Connections,

@@ -4,7 +4,7 @@ use super::*;
 
 /// Verifies A41.
 #[tokio::test]
-async fn provider_drains_with_its_tasks_and_is_released_without_any() {
+async fn draining_provider_keeps_its_tasks_until_its_release() {
     let world = World::new(config()).await;
     let shared = &world.cells.shared;
     let provider = || vec![Configured::new(Arc::clone(&world.provider) as _)];

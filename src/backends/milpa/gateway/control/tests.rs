@@ -26,7 +26,7 @@ impl Fixture {
         Self::of_cell(&Arc::default())
     }
 
-    /// Returns the next connection of a cell.
+    /// Returns another connection of a cell.
     fn of_cell(rate: &Arc<MessageRate>) -> Self {
         let (near, far) = duplex(64 * 1024);
         let (control, connection) = (
@@ -119,7 +119,7 @@ async fn event_is_delivered_on_request_to_its_own_watch() {
     let status = verbose.await.unwrap().unwrap_err();
     assert!(status.message().len() <= MAX_MESSAGE_BYTES, "the message is truncated");
 
-    // Another watch starts while the first one waits.
+    // Another watch starts while the first watch waits.
     let waits = tokio::spawn(async move { first.next().await });
     assert_eq!(fixture.receive().await, next_request(1));
     let mut third = fixture.control.watch().await.unwrap();
@@ -137,7 +137,7 @@ async fn event_is_delivered_on_request_to_its_own_watch() {
 
 /// Verifies L27.
 #[tokio::test(start_paused = true)]
-async fn flood_of_messages_over_any_connections_waits_for_the_rate_of_its_cell() {
+async fn flood_over_several_connections_waits_for_the_rate_of_its_cell() {
     const CONNECTIONS: u64 = 5;
     const PINGS: u64 = 1000;
     const AT_ONCE: u64 = 2000;
@@ -230,7 +230,7 @@ async fn idle_connection_lasts_while_pings_are_answered() {
     assert!(pings > 100 && !fixture.connection.has_ended());
     fixture.send(from_cell::Message::Ping(Ping {})).await;
     while fixture.receive().await != to_cell::Message::Pong(Pong {}) {}
-    // No further ping is answered.
+    // From now on, no ping is answered.
     let last_sent = Instant::now();
     assert!(matches!(fixture.task.await.unwrap(), Err(ControlError::KeepaliveTimeout)));
     assert!(last_sent.elapsed() <= Duration::from_secs(21), "by tokio's paused clock");
@@ -275,8 +275,7 @@ async fn unsolicited_messages_are_ignored() {
     let hello = || from_cell::Message::Hello(HelloReply::default());
     let unsolicited = || {
         [
-            // A second Hello, a Pong without a ping, events that no watch asked for, and no
-            // message.
+            // A second Hello, a Pong without a ping, events without a watch, and an empty message.
             Some(hello()),
             Some(from_cell::Message::Pong(Pong {})),
             Some(event_message(0, "unsolicited")),
@@ -291,7 +290,7 @@ async fn unsolicited_messages_are_ignored() {
     for message in unsolicited() {
         fixture.agent.send(&FromCell { message }.encode_to_vec()).await.unwrap();
     }
-    // The answer to a ping shows that all messages before it were handled.
+    // The answer to a ping shows that all earlier messages were handled.
     fixture.send(from_cell::Message::Ping(Ping {})).await;
     assert_eq!(fixture.receive().await, to_cell::Message::Pong(Pong {}));
     let mut events = fixture.control.watch().await.unwrap();
