@@ -234,7 +234,7 @@ async fn stop_of_a_silent_cell_ends_the_cell_first() {
         .unwrap_err();
     assert_eq!(
         (hasty.code(), hasty.message()),
-        (Code::DeadlineExceeded, "StopPodSandbox takes longer and goes on")
+        (Code::DeadlineExceeded, "StopPodSandbox exceeded its deadline and continues")
     );
     assert_eq!(
         kiyot.sandbox_status(&sandbox).unwrap().state(),

@@ -76,28 +76,28 @@ pub struct Parts {
     pub store: Store,
     /// The cells.
     pub cells: Arc<Cells>,
-    /// Their images.
+    /// The images of cells.
     pub images: Arc<Images>,
-    /// Their volumes.
+    /// The volumes of cells.
     pub volumes: Arc<Volumes>,
-    /// Their logs.
+    /// The logs of cells.
     pub logs: Arc<Logs>,
     /// Exec, attach and port-forward.
     pub streaming: Arc<Streaming>,
     /// The policy on host access, until [`CriService::set_policy`] changes it.
     pub policy: Policy,
-    /// Time until a sandbox is removed whose caller has left, unless another call names it.
+    /// Time until a sandbox without a waiting caller is removed, unless another call names it.
     pub claim_timeout: Duration,
-    /// Time after the start in which usage of recovered pods is waited for.
+    /// Time after the start for which statistics wait for the usage of recovered pods.
     pub usage_timeout: Duration,
     /// Time for which the first scrape of metrics waits for cells.
     pub metrics_timeout: Duration,
 }
 
 impl Parts {
-    /// The default of `claim_timeout`: several retries of a kubelet.
+    /// The default of `claim_timeout`: time for several retries of a kubelet.
     pub const CLAIM_TIMEOUT: Duration = Duration::from_secs(180);
-    /// The default of `usage_timeout`: an agent dials every two seconds at least, and reports usage
+    /// The default of `usage_timeout`: an agent dials at least every two seconds, and reports usage
     /// as soon as it is watched. Usage of a cell that is silent for longer is too old anyway.
     pub const USAGE_TIMEOUT: Duration = Duration::from_secs(15);
     /// The default of `metrics_timeout`: an agent reports at once, and gives its containerd 0.9 s.
@@ -118,13 +118,13 @@ pub struct CriService {
     sync: Arc<CellSync>,
     launches: Arc<SingleFlight<OrderKey, Launching, SandboxId>>,
     creations: Arc<SingleFlight<ContainerKey, cri::CreateContainerRequest, ContainerId>>,
-    /// Pods whose next sandbox runs on the node.
+    /// Pods with their next sandbox on the node.
     moved: MovedPods,
-    /// Pods whose sandboxes could not be made.
+    /// Pods with failed sandboxes.
     retry_pauses: RetryPauses,
-    /// Pulls that failed.
+    /// Failed pulls.
     pull_failures: PullFailures,
-    /// The requests of pods by the Kubernetes API, if the daemon has access.
+    /// The pods' requests in the Kubernetes API, if the daemon has access.
     pod_requests: OnceLock<Arc<dyn PodRequests>>,
     /// End of the wait for usage of recovered pods.
     usage_deadline: Instant,
@@ -183,16 +183,16 @@ impl CriService {
         self.cells.capabilities().map(|capabilities| self.rules_of(capabilities)).collect()
     }
 
-    /// Returns the current rules of the cell of a sandbox; those of an ended cell are those of the
-    /// first provider.
+    /// Returns the current rules of a sandbox's cell; after the cell's end, the rules of the first
+    /// provider.
     fn rules_of_cell(&self, cell: &CellId) -> Option<Rules> {
         let cell = self.cells.get(cell).map(|cell| cell.capabilities);
         let capabilities = cell.or_else(|| self.cells.capabilities().next())?;
         Some(self.rules_of(capabilities))
     }
 
-    /// Sets the policy on host access, for new containers of running pods too. Returns what a
-    /// changed policy gives and the providers' cells do not have.
+    /// Sets the policy on host access, also for new containers of running pods. Returns what a
+    /// changed policy grants but the providers' cells lack.
     pub fn set_policy(&self, policy: Policy) -> Vec<String> {
         let before = {
             let mut current = self.policy.write().unwrap_or_else(PoisonError::into_inner);
@@ -203,9 +203,9 @@ impl CriService {
         changed.flat_map(|rules| rules.unmet()).collect()
     }
 
-    /// Has later pods sized by the requests of the Kubernetes API, where it has them.
+    /// Sizes later pods by their requests in the Kubernetes API, if known.
     pub fn set_pod_requests(&self, requests: Arc<dyn PodRequests>) {
-        // The daemon sets them once.
+        // The daemon sets the requests once.
         let _already_set = self.pod_requests.set(requests);
     }
 
@@ -214,7 +214,7 @@ impl CriService {
         self.pod_requests.get().and_then(|requests| requests.known(uid))
     }
 
-    /// Returns the pulls of a sandbox that failed, and have not succeeded since.
+    /// Returns the failed pulls of a sandbox, without pulls that succeeded later.
     pub(super) fn pull_failures(&self, sandbox: &SandboxId) -> ImageFailures {
         self.pull_failures.of(sandbox)
     }
@@ -224,7 +224,7 @@ impl CriService {
         &self.pods
     }
 
-    /// Ends all tasks. Pods go on; the next start resumes or cleans up unfinished work.
+    /// Ends all tasks. Pods continue; the next start resumes or cleans up unfinished work.
     pub async fn shutdown(&self) {
         if let Err(tasks) = self.tasks.shutdown(SHUTDOWN_TIMEOUT).await {
             tracing::warn!(tasks, "tasks of pods in cells did not end in time");
@@ -251,13 +251,15 @@ impl CriService {
         async move {
             let Some(deadline) = deadline else { return ended.await };
             tokio::time::timeout_at(deadline.into(), ended).await.unwrap_or_else(|_| {
-                Err(Status::deadline_exceeded(format!("{method} takes longer and goes on")))
+                Err(Status::deadline_exceeded(format!(
+                    "{method} exceeded its deadline and continues"
+                )))
             })
         }
     }
 
-    /// Stops or removes a sandbox or a container that was looked up. An unknown one is stopped and
-    /// removed already, as for containerd.
+    /// Stops or removes a sandbox or container after its lookup. For an unknown one, the call
+    /// succeeds, as in containerd.
     fn end_if_known<T, R: Default, W>(
         &self,
         method: &'static str,
@@ -285,11 +287,11 @@ impl CriService {
     fn cell_of(&self, sandbox: &Sandbox) -> Result<Cell, Status> {
         let cell = self.cells.get(&sandbox.cell);
         cell.ok_or_else(|| {
-            Status::unavailable(format!("cell {} of pod {} is gone", sandbox.cell, sandbox.pod))
+            Status::unavailable(format!("cell {} of pod {} has ended", sandbox.cell, sandbox.pod))
         })
     }
 
-    /// Returns the cell of a sandbox when it is connected; UNAVAILABLE if it is not in time.
+    /// Returns the cell of a sandbox once it is connected; UNAVAILABLE at the deadline.
     async fn connected_cell(
         &self,
         sandbox: &Sandbox,
@@ -301,7 +303,7 @@ impl CriService {
     }
 }
 
-/// Returns the status of a call for a sandbox that has stopped, in the words of containerd.
+/// Returns containerd's status for a call to a stopped sandbox.
 fn not_running(sandbox: &SandboxId) -> Status {
     let id = sandbox.as_str();
     Status::failed_precondition(format!("sandbox container {id:?} is not running"))

@@ -1,4 +1,4 @@
-//! Calls that are answered from the read model: lists, statuses and statistics.
+//! Calls answered from the read model: lists, statuses and statistics.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::backends::{
 };
 
 impl CriService {
-    /// Returns the response of such a call, unless it has to wait for usage.
+    /// Returns the response of a list, status or statistics call, unless it must wait for usage.
     pub(super) fn cached_response(
         &self,
         method: Method,
@@ -27,7 +27,7 @@ impl CriService {
         }
     }
 
-    /// Returns the response of such a call with the usage that is known now.
+    /// Returns the response of a list, status or statistics call with the usage known now.
     pub(super) fn current_response(
         &self,
         method: Method,
@@ -135,7 +135,7 @@ impl CriService {
     }
 }
 
-/// Returns information for the verbose output of crictl.
+/// Returns the `info` of a verbose response, for crictl.
 fn info(value: &serde_json::Value) -> HashMap<String, String> {
     HashMap::from([("info".to_owned(), value.to_string())])
 }

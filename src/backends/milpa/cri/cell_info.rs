@@ -7,7 +7,7 @@ use kiyot_engine::{
 use serde_json::{Map, Value, json};
 
 /// Returns the entries of a cell: its instance with price and cost, the steps of its start, the
-/// starts of all cells of its kind since the daemon began, and the cells of its namespace on this
+/// starts of all cells of its kind since the daemon started, and the cells of its namespace on this
 /// node.
 pub(super) fn entries(account: &Account) -> Map<String, Value> {
     let mut instance = Map::from_iter([("id".to_owned(), account.instance.as_str().into())]);
@@ -52,7 +52,7 @@ pub(super) fn entries(account: &Account) -> Map<String, Value> {
     ])
 }
 
-/// Returns a histogram, with the number of values up to each bound.
+/// Returns a histogram with the number of values up to each bound.
 fn histogram(histogram: &Histogram) -> Value {
     let bound = |bound: Option<u64>| bound.map_or("+Inf".to_owned(), |bound| bound.to_string());
     let buckets: Map<String, Value> =

@@ -34,8 +34,8 @@ use crate::backends::milpa::{
 const LOG_DIR_MODE: u32 = 0o755;
 
 impl CriService {
-    /// Creates a container, or returns the one of this name and attempt whose creation another call
-    /// began. The work outlives its caller.
+    /// Creates a container. If another call has begun to create a container of this name and
+    /// attempt, returns that container. The work outlives its caller.
     pub(super) async fn create_container(
         self: &Arc<Self>,
         request: cri::CreateContainerRequest,
@@ -136,7 +136,7 @@ impl CriService {
         let meta = sandbox.meta();
         let sandbox_config = meta.config.unwrap_or_default();
         let mut config = request.config.clone().unwrap_or_default();
-        // The kubelet sends a new sandbox config with each container, with the current credentials
+        // With each container, the kubelet sends a new sandbox config with the current credentials
         // and annotations.
         let current = request.sandbox_config.as_ref().unwrap_or(&sandbox_config);
         let id = ContainerId::mint().map_err(status_code::of_randomness)?;
@@ -165,8 +165,8 @@ impl CriService {
             let recorded = self.sync.records.set_replaced_files(sandbox, files).await;
             replaced = recorded.map_err(|error| status_code::of_store(&error))?;
         }
-        // Images may take minutes and can be cancelled. Changes of files are short, and are not
-        // left half-made in the cell.
+        // The image work may take minutes and can be cancelled. Changes of files are short, and
+        // must not be left half-made in the cell.
         let files = async {
             let mounts = self.volumes.prepare(cell, current, &config, &replaced).await?;
             if let Some(logs) = &logs {
@@ -232,8 +232,8 @@ impl CriService {
         result.map(|()| id)
     }
 
-    /// Makes a container's image and those of its image volumes present in the cell. Returns the
-    /// id of the image, and of each mount's image.
+    /// Makes the images of a container and of its image volumes present in the cell. Returns the id
+    /// of the container's image, and of each mount's image.
     async fn ensure_images(
         &self,
         cell: &Cell,
@@ -253,7 +253,7 @@ impl CriService {
         Ok((image, volumes))
     }
 
-    /// Refuses what the cell's containerd would ignore.
+    /// Refuses fields that the cell's containerd would ignore.
     async fn check_support(
         &self,
         cell: &Cell,
@@ -324,7 +324,7 @@ impl CriService {
         {
             return Ok(());
         }
-        // The sandbox has stopped meanwhile.
+        // Meanwhile the sandbox has stopped.
         let mut batch = Batch::default();
         batch.remove(Table::Containers, id.as_str()).remove(Table::ContainerStatuses, id.as_str());
         self.store.commit(batch).await.map_err(|error| status_code::of_store(&error))?;
@@ -338,8 +338,8 @@ impl CriService {
         CellClient::new(cell).change_files(CALL_TIMEOUT, vec![change]).await
     }
 
-    /// Creates a container in the cell. An unrecorded container of the same name is there because
-    /// the response to its creation was lost: it is removed first.
+    /// Creates a container in the cell. First removes an unrecorded container of the same name: the
+    /// response to its creation was lost.
     async fn create_in_cell(
         &self,
         cell: &Cell,
@@ -360,7 +360,7 @@ impl CriService {
         tracing::info!(
             pod = %sandbox.pod,
             cell = %cell.id,
-            "replacing a container whose creation was not answered"
+            "replacing a container left by an unanswered creation"
         );
         discard_container(cell, &unrecorded).await;
         let made = client
@@ -395,9 +395,9 @@ fn same(a: &cri::CreateContainerRequest, b: &cri::CreateContainerRequest) -> boo
     compared(a) == compared(b)
 }
 
-/// Returns the parts of a config that identify a container. The kubelet names a new file for the
-/// termination message in each call, labels and annotations may change, and only the names of the
-/// environment are recorded.
+/// Returns the parts of a config that identify a container. Each call names a new file for the
+/// termination message, labels and annotations may change, and only the names of environment
+/// variables are recorded.
 fn essence(config: &cri::ContainerConfig) -> cri::ContainerConfig {
     let mut config = requests::without_secrets(config);
     for mount in &mut config.mounts {

@@ -21,11 +21,11 @@ impl CriService {
         self.cached_response(method, message)
     }
 
-    /// Returns why the policy leaves the pod of an encoded `RunPodSandboxRequest` to the node, as
-    /// the end of the sentence "it ...".
+    /// Returns the reason why the policy leaves the pod of an encoded `RunPodSandboxRequest` to the
+    /// node, worded to follow "it".
     pub fn leaves_to_node(&self, message: &[u8]) -> Option<String> {
-        // Without such a policy nothing is decoded. An invalid request fails in the call itself.
-        // The policy is the same for all providers.
+        // Without a policy that keeps pods local, nothing is decoded. An invalid request fails in
+        // the call itself. The policy is the same for all providers.
         let rules = self.rules().into_iter().next()?;
         let request =
             rules.keeps_any_local().then(|| cri::RunPodSandboxRequest::decode(message).ok())??;
@@ -41,8 +41,8 @@ impl CriService {
         }
     }
 
-    /// Returns the events of pods in cells from now on, encoded `ContainerEventResponse`s. The
-    /// stream ends with an error when an event is lost.
+    /// Returns all later events of pods in cells, as encoded `ContainerEventResponse`s. The stream
+    /// ends with an error when an event is lost.
     pub fn events(&self) -> BoxStream<'static, Result<Bytes, Status>> {
         Box::pin(stream::unfold(Some(self.pods.events()), |events| async {
             let mut events = events?;
@@ -52,7 +52,7 @@ impl CriService {
         }))
     }
 
-    /// Returns the launch of a sandbox that is made now.
+    /// Returns the launch of a sandbox that is under way.
     pub(crate) fn launching(&self, key: &OrderKey) -> Option<Arc<Launching>> {
         self.launches.request(key)
     }
@@ -70,7 +70,8 @@ impl CriService {
         within(deadline, method, self.act(method, message, deadline)).await
     }
 
-    /// Answers `RunPodSandbox` of a pod whose routing rule bounds the providers of its cell.
+    /// Answers `RunPodSandbox` for a pod with a routing rule that restricts the providers of its
+    /// cell.
     pub async fn run_by_rule(
         self: &Arc<Self>,
         message: &[u8],
@@ -82,7 +83,7 @@ impl CriService {
         within(deadline, Method::RunPodSandbox, run).await
     }
 
-    /// Answers a call of the daemon itself.
+    /// Answers a call that the daemon itself makes.
     pub async fn call_with<A: Message + Default>(
         self: &Arc<Self>,
         method: Method,
@@ -147,7 +148,9 @@ impl CriService {
             _ => {
                 self.wait_for_usage(method, &message).await;
                 self.current_response(method, &message).unwrap_or_else(|| {
-                    Err(Status::unimplemented(format!("{method} is not there for pods in cells")))
+                    Err(Status::unimplemented(format!(
+                        "{method} is not supported for pods in cells"
+                    )))
                 })
             }
         }

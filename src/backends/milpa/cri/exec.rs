@@ -1,5 +1,5 @@
-//! `Exec`, `Attach` and `PortForward`: each returns a URL on the node's loopback that leads to the
-//! cell's streaming server once.
+//! `Exec`, `Attach` and `PortForward`: each returns a URL on the node's loopback, which leads once
+//! to the cell's streaming server.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::backends::milpa::{
 };
 
 impl CriService {
-    /// Returns a URL at which a command runs.
+    /// Returns the URL for running a command.
     pub(super) async fn exec(
         &self,
         request: cri::ExecRequest,
@@ -28,7 +28,7 @@ impl CriService {
         Ok(cri::ExecResponse { url: self.streaming.url(&cell, &response.url)? })
     }
 
-    /// Returns a URL at which a container's streams are attached.
+    /// Returns the URL for attaching to a container's streams.
     pub(super) async fn attach(
         &self,
         request: cri::AttachRequest,
@@ -42,7 +42,7 @@ impl CriService {
         Ok(cri::AttachResponse { url: self.streaming.url(&cell, &response.url)? })
     }
 
-    /// Returns a URL at which ports of a pod are forwarded.
+    /// Returns the URL for forwarding ports of a pod.
     pub(super) async fn port_forward(
         &self,
         request: cri::PortForwardRequest,
@@ -60,7 +60,7 @@ impl CriService {
         Ok(cri::PortForwardResponse { url: self.streaming.url(&cell, &response.url)? })
     }
 
-    /// Returns a container that runs, and its cell, connected.
+    /// Returns a running container and its cell, connected.
     pub(super) async fn running_container(
         &self,
         id: &str,

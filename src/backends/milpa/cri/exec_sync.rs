@@ -8,14 +8,14 @@ use tonic::Status;
 use super::{CriService, request::Addressed};
 use crate::backends::milpa::cell_client::{CellClient, time_left};
 
-/// Time limit of a command beyond its own timeout, so that the cell's status comes first.
+/// Time limit of a command in addition to its own timeout, so that the cell's status comes first.
 const TIMEOUT_MARGIN: Duration = Duration::from_secs(10);
 /// Time limit of a command without a timeout.
 const MAX_DURATION: Duration = Duration::from_secs(4 * 60 * 60);
 
 impl CriService {
-    /// Runs a command in a container. A DEADLINE_EXCEEDED of the cell is passed on, because the
-    /// kubelet takes it for a probe's timeout.
+    /// Runs a command in a container. Passes on the cell's DEADLINE_EXCEEDED, because the kubelet
+    /// takes it for a probe's timeout.
     pub(super) async fn exec_sync(
         &self,
         request: cri::ExecSyncRequest,

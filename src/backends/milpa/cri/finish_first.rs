@@ -1,9 +1,9 @@
-//! Two works at the same time, of which the second can be cancelled.
+//! Two concurrent futures; a failure of the first cancels the second.
 
 use std::{future::Future, pin::pin};
 
-/// Runs two works together and returns both results, or the failure of the first work, or else that
-/// of the second. The first work always runs to its end; its failure cancels the second.
+/// Runs two futures concurrently and returns both results, or the first's failure, or else the
+/// second's. The first future always runs to its end; its failure cancels the second.
 pub(super) async fn finish_first<A, B, E>(
     first: impl Future<Output = Result<A, E>>,
     second: impl Future<Output = Result<B, E>>,
@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn failure_of_the_first_work_cancels_the_second() {
+    async fn failure_of_the_first_future_cancels_the_second() {
         let (held, cancelled) = oneshot::channel::<()>();
         let second = async move {
             let _held = held;
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failure_of_the_second_work_waits_for_the_first() {
+    async fn failure_of_the_second_future_waits_for_the_first() {
         let (finish, finished) = oneshot::channel::<()>();
         let first = async move { finished.await.map_err(|_| "dropped") };
         let mut both = pin!(finish_first(first, async { Err::<(), _>("no image") }));
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failure_of_the_first_work_is_returned_if_both_fail() {
+    async fn failure_of_the_first_future_is_returned_if_both_fail() {
         let first = async {
             tokio::task::yield_now().await;
             Err::<(), _>("no volume")
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn works_run_together() {
+    async fn futures_run_concurrently() {
         let (ask, asked) = oneshot::channel();
         let (reply, replied) = oneshot::channel();
         let first = async move {

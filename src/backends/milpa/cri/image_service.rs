@@ -14,8 +14,8 @@ use crate::backends::{
     milpa::{clock, images::normalized, pods::Sandbox},
 };
 
-/// Size in the status of an image whose cell has not reported it since the start of the daemon, in
-/// bytes. A kubelet accepts no image without a size (cri-client, ImageStatus).
+/// Size in bytes for the status of an image that no cell has reported since the start of the
+/// daemon. A kubelet accepts no image without a size (cri-client, ImageStatus).
 const UNKNOWN_SIZE_BYTES: u64 = 1;
 
 impl CriService {
@@ -30,8 +30,8 @@ impl CriService {
         }
     }
 
-    /// Returns an encoded `ImageStatusResponse` of the image that the cells of running pods report
-    /// for a reference.
+    /// Returns an encoded `ImageStatusResponse` of the image that cells of running pods report for
+    /// a reference.
     pub fn reported_image(&self, reference: &str) -> Option<Bytes> {
         let image = Some(self.report_of(reference)?);
         Some(cri::ImageStatusResponse { image, ..Default::default() }.encode_to_vec().into())
@@ -43,9 +43,10 @@ impl CriService {
         self.images.reported(reference, has_pod)
     }
 
-    /// Returns an encoded `ImageStatusResponse` for a pod whose annotations equal those of pods in
-    /// cells except for the kubelet's own, as after a restart of the kubelet. From the records
-    /// alone: `None` unless all of these pods that ran a container of this image ran the same.
+    /// Returns an encoded `ImageStatusResponse` for a request with the annotations of pods in
+    /// cells, apart from the kubelet's own annotations, such as after a restart of the kubelet.
+    /// Uses only records. Returns `None` unless all these pods ran the same image for this
+    /// reference.
     pub fn image_of_pods_like(&self, message: &[u8]) -> Option<Bytes> {
         let image = cri::ImageStatusRequest::decode(message).ok()?.image?;
         let reference = normalized(&image.image);
@@ -63,7 +64,7 @@ impl CriService {
         Some(cri::ImageStatusResponse { image, ..Default::default() }.encode_to_vec().into())
     }
 
-    /// Returns the image id of a pod's newest container of this reference.
+    /// Returns the image id of a pod's newest container with this reference.
     fn image_run_by(&self, sandbox: &Sandbox, reference: &str) -> Option<String> {
         let mut containers = self.pods.containers_of(&sandbox.id);
         containers.sort_by_key(|container| std::cmp::Reverse(container.sequence));
@@ -83,8 +84,8 @@ impl CriService {
         self.pods.sandbox_of_annotations(request.image.as_ref()?)
     }
 
-    /// Pulls an image into the cell of the pod that the request names. The pull ends with its
-    /// caller.
+    /// Pulls an image into the cell of the pod that the request names. The end of the caller ends
+    /// the pull.
     pub(super) async fn pull_image(
         &self,
         request: cri::PullImageRequest,
@@ -111,8 +112,8 @@ impl CriService {
         pulled
     }
 
-    /// Returns the status of an image in the cell of the pod, or on the node if the cell can get it
-    /// from there.
+    /// Returns the status of an image in the pod's cell. For an absent image that the cell can get
+    /// from the node, returns the node's status.
     pub(super) async fn image_status(
         &self,
         request: cri::ImageStatusRequest,

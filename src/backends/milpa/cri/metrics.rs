@@ -8,7 +8,8 @@ use super::CriService;
 use crate::backends::Method;
 
 impl CriService {
-    /// Lists the metrics of pods, by the node's encoded `ListMetricDescriptorsResponse`.
+    /// Lists the metrics of pods, as described by the node's encoded
+    /// `ListMetricDescriptorsResponse`.
     pub async fn list_metrics(&self, descriptors: &[u8]) -> Bytes {
         let since = self.sync.renew_metrics();
         self.wait_for_usage(Method::ListPodSandboxMetrics, &[]).await;

@@ -1,7 +1,7 @@
 //! Pods that move to the node.
 //!
-//! A request for a sandbox names no capabilities, so that a pod has a cell before its container
-//! requests one that reaches the node's kernel. Under the policy `keep-local` its cell ends, and
+//! A sandbox request names no capabilities. So a pod has a cell before its container requests a
+//! capability that reaches the node's kernel. Under the policy `keep-local` its cell then ends, and
 //! the kubelet's next sandbox runs on the node.
 
 use std::{
@@ -16,8 +16,8 @@ use tonic::Status;
 use super::{CriService, status_code};
 use crate::backends::milpa::{pods::Sandbox, policy};
 
-/// Most pods that are remembered, far above the number on a node. A forgotten pod, also after a
-/// restart of the daemon, starts in a cell and moves again.
+/// Bounds the remembered pods, far above the pods of a node. A forgotten pod, also after a restart
+/// of the daemon, starts in a cell and moves again.
 const MAX_MOVED_PODS: usize = 4096;
 
 /// Moved pods by uid, oldest first, with the reasons.
@@ -44,7 +44,7 @@ impl MovedPods {
 }
 
 impl CriService {
-    /// Returns why the pod of a requested sandbox has moved to the node.
+    /// Returns the reason why the pod of a requested sandbox has moved to the node.
     pub(super) fn has_moved(&self, config: &cri::PodSandboxConfig) -> Option<String> {
         let uid = &config.metadata.as_ref()?.uid;
         let mut rules = self.rules().into_iter();
@@ -52,11 +52,11 @@ impl CriService {
         keeps_local.then(|| self.moved.reason(uid)).flatten()
     }
 
-    /// Ends the cell of a sandbox whose pod runs on the node from now on, and returns the refusal
-    /// of the container; `None` if the pod does not move.
+    /// Ends the cell of a sandbox, and returns the refusal of the container: the pod runs on the
+    /// node from now on. Returns `None` if the pod does not move.
     ///
-    /// A pod moves only while none of its containers runs: a container that `kubectl debug` adds
-    /// must not end it.
+    /// A pod moves only while none of its containers runs: a container added by `kubectl debug`
+    /// must not end the pod.
     pub(super) async fn move_to_node(
         self: &Arc<Self>,
         sandbox: &Sandbox,
@@ -78,7 +78,7 @@ impl CriService {
             "pod {} {reason}: its cell has ended, and its next sandbox runs on the node",
             sandbox.pod
         );
-        // Remembered last: a pod whose cell has not ended must not run on the node.
+        // Remembered last: a pod must not run on the node before its cell has ended.
         let moved = self.detached("CreateContainer", deadline, async move {
             service.sync.stop_sandbox(&id).await.map_err(status_code::of_teardown)?;
             service.moved.insert(&uid, reason);

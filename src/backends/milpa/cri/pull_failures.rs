@@ -1,5 +1,5 @@
-//! Pulls that failed, by sandbox and image: CRI makes no container of a failed pull, and an
-//! operator looks for the reason.
+//! Failed pulls by sandbox and image: CRI creates no container for a failed pull, and an operator
+//! looks for the reason.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,9 +10,9 @@ use kiyot_engine::id::SandboxId;
 
 use crate::backends::milpa::images::normalized;
 
-/// Bounds the images of a sandbox. The one that failed first is forgotten.
+/// Bounds the images of a sandbox. The oldest failure is dropped.
 const MAX_IMAGES: usize = 16;
-/// Bounds an error in bytes, and the name of an image.
+/// Bounds an error and the name of an image, in bytes.
 const MAX_TEXT_BYTES: usize = 2048;
 
 /// The last error of an image's pulls.
@@ -27,12 +27,12 @@ pub(crate) struct PullFailure {
 /// The failures of a sandbox, by image.
 pub(crate) type ImageFailures = BTreeMap<String, PullFailure>;
 
-/// The pulls that failed, and that have not succeeded since.
+/// Failed pulls that have not succeeded since.
 #[derive(Debug, Default)]
 pub(super) struct PullFailures(Mutex<HashMap<SandboxId, ImageFailures>>);
 
 impl PullFailures {
-    /// Notes a failed pull. Sandboxes that are not known any more are forgotten.
+    /// Records a failed pull, and drops the failures of unknown sandboxes.
     pub(super) fn add(
         &self,
         sandbox: &SandboxId,
@@ -52,7 +52,7 @@ impl PullFailures {
         }
     }
 
-    /// Forgets the failures of an image that was pulled.
+    /// Drops the failures of an image after its pull.
     pub(super) fn clear(&self, sandbox: &SandboxId, image: &str) {
         let mut all = self.lock();
         if let Some(images) = all.get_mut(sandbox) {
@@ -73,7 +73,7 @@ impl PullFailures {
     }
 }
 
-/// Returns true if two references name the same image: a kubelet adds the default tag.
+/// Returns whether two references name the same image: a kubelet adds the default tag.
 pub(crate) fn is_same_image(one: &str, other: &str) -> bool {
     one == other || normalized(one) == normalized(other)
 }

@@ -1,4 +1,4 @@
-//! `RemoveContainer`: a container that runs is killed first.
+//! `RemoveContainer`: kills a running container first.
 
 use std::{
     sync::Arc,
@@ -15,7 +15,7 @@ use crate::backends::milpa::{
     pods::Container,
 };
 
-/// Time limit of a cell for the removal of a container's files; what stays ends with the cell.
+/// Time limit for removing a container's files from a cell; remaining files end with the cell.
 const FILE_REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl CriService {
@@ -35,8 +35,8 @@ impl CriService {
     /// Stops a container if it runs, and removes it from its cell and from the records.
     ///
     /// Returns UNAVAILABLE if the container has not exited and its cell is not connected: a
-    /// previous daemon may have started it there, and without its record the next attempt would run
-    /// beside it.
+    /// previous daemon may have started the container, and without its record the next attempt
+    /// would run beside it.
     pub(super) async fn remove_from_cell_and_records(
         self: &Arc<Self>,
         container: &Container,
@@ -62,7 +62,7 @@ impl CriService {
                 CellClient::new(cell).remove_known_container(container).await?;
             }
             Some(_) => is_left(container),
-            // The cell has ended: its pod was stopped, as before every ordinary removal.
+            // The cell has ended: the pod was stopped, as before every ordinary removal.
             None => {}
         }
         let removed = self.sync.records.remove_container(container).await;
@@ -94,8 +94,8 @@ impl CriService {
     }
 }
 
-/// Logs that an exited container stays in its cell. It ends with the cell, and hinders nothing
-/// until then.
+/// Logs that an exited container stays in its cell. It ends with the cell, and is harmless until
+/// then.
 fn is_left(container: &Container) {
     tracing::debug!(
         container = %container.id,

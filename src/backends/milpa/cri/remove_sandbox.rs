@@ -1,4 +1,4 @@
-//! `RemovePodSandbox`: a sandbox that runs is stopped first.
+//! `RemovePodSandbox`: stops a running sandbox first.
 
 use std::{sync::Arc, time::Instant};
 

@@ -1,4 +1,4 @@
-//! `ReopenContainerLog`: the kubelet has moved the log's file, and the next line goes to a new one.
+//! `ReopenContainerLog`: the kubelet has moved the log file, and the next line goes to a new file.
 
 use std::{sync::Arc, time::Instant};
 

@@ -1,8 +1,8 @@
 //! Rewriting of the kubelet's requests for a cell's containerd. Pure.
 //!
-//! A cell has the pod's network already, so that for its containerd the pod uses the network of its
-//! host. Settings that need a network namespace (host name, ports, sysctls of the network) are
-//! removed from the requests and applied by `Bind`.
+//! A cell already has the pod's network, so for the cell's containerd the pod uses the network of
+//! its host. Settings that need a network namespace (host name, ports, network sysctls) are removed
+//! from the requests and applied by `Bind`.
 
 use std::collections::HashMap;
 
@@ -22,14 +22,14 @@ mod node_figures;
 pub(super) use hardware::HasResources;
 pub(super) use node_figures::{replace_node_variables, replaced_files};
 
-/// The `cgroup_parent` of the pod of a machine.
+/// The `cgroup_parent` of a pod in a machine.
 const CGROUP_IN_MACHINE: &str = "/pod";
 /// Directory of logs beneath the cell's `pod_dir`.
 const LOG_DIR: &str = "logs";
 
-/// A request whose only id is that of its sandbox or container.
+/// A request with the id of its sandbox or container as its only id.
 pub(super) trait Addressed {
-    /// Replaces the id by the cell's.
+    /// Replaces the id by the id in the cell.
     fn to(self, id: &str) -> Self;
 }
 
@@ -62,7 +62,7 @@ addressed! {
     PodSandboxStatusRequest pod_sandbox_id;
 }
 
-/// Returns the bind of a cell to a pod, whose `resolvers` the daemon queries, with the sysctls of
+/// Returns the bind of a cell to a pod: the daemon queries `resolvers`, and sysctls are those of
 /// the node's settings that the pod doesn't override.
 pub(super) fn bind(
     config: &cri::PodSandboxConfig,
@@ -86,13 +86,13 @@ pub(super) fn bind(
     }
 }
 
-/// Returns whether a sysctl is of the network. Its name may have slashes.
+/// Returns whether a sysctl belongs to the network. Its name may have slashes.
 fn of_network(sysctl: &str) -> bool {
     sysctl.starts_with("net.") || sysctl.starts_with("net/")
 }
 
-/// Returns a sandbox's config for the cell, where `resolvers` have addresses of the cell's own and
-/// `cgroup_parent` is that of [`cgroup_parent`].
+/// Returns a sandbox's config for the cell. In the cell, `resolvers` have addresses of the cell's
+/// own. `cgroup_parent` comes from [`cgroup_parent`].
 pub(super) fn sandbox_config(
     config: &cri::PodSandboxConfig,
     pod_dir: &str,
@@ -121,9 +121,9 @@ pub(super) fn sandbox_config(
 }
 
 /// Returns the `cgroup_parent` of a sandbox for its cell's containerd, whose runc creates cgroups
-/// itself. On the node's kernel it is the kubelet's: for a slice, which a kubelet with the driver
-/// `systemd` names, a directory beneath it. A machine has cgroups of its own, in which the
-/// kubelet's means nothing.
+/// itself. On the node's kernel it is the kubelet's, or a directory beneath it if the kubelet names
+/// a slice (cgroup driver `systemd`). A machine has its own cgroups, where the kubelet's path has
+/// no meaning.
 pub(super) fn cgroup_parent(sandbox: &cri::PodSandboxConfig, own_kernel: bool) -> String {
     if own_kernel {
         return CGROUP_IN_MACHINE.to_owned();
@@ -137,8 +137,8 @@ pub(super) fn cgroup_parent(sandbox: &cri::PodSandboxConfig, own_kernel: bool) -
     }
 }
 
-/// Returns the `cgroup_parent` of a recorded sandbox. Versions that did not record it used the
-/// kubelet's in machines, too.
+/// Returns the `cgroup_parent` of a recorded sandbox. Earlier versions did not record it, and used
+/// the kubelet's in machines, too.
 pub(super) fn recorded_cgroup_parent(recorded: &str, sandbox: &cri::PodSandboxConfig) -> String {
     if recorded.is_empty() { cgroup_parent(sandbox, false) } else { recorded.to_owned() }
 }
@@ -148,8 +148,8 @@ fn use_cell_network(options: &mut cri::NamespaceOption) {
     options.userns_options = None;
 }
 
-/// Returns the request for a sandbox in the cell. `profile` is the path of its copied seccomp
-/// profile.
+/// Returns the request for a sandbox in the cell. `profile` is the path of the sandbox's copied
+/// seccomp profile.
 pub(super) fn run_sandbox(
     config: &cri::PodSandboxConfig,
     pod_dir: &str,
@@ -165,12 +165,12 @@ pub(super) fn run_sandbox(
     cri::RunPodSandboxRequest { config: Some(config), runtime_handler: String::new() }
 }
 
-/// Returns a seccomp profile of the cell.
+/// Returns a seccomp profile with a path in the cell.
 fn localhost_profile(path: String) -> cri::SecurityProfile {
     cri::SecurityProfile { profile_type: ProfileType::Localhost.into(), localhost_ref: path }
 }
 
-/// The parts of a container's request that differ in its cell.
+/// The parts of a container's request that differ in the cell.
 #[derive(Debug, Clone)]
 pub(super) struct InCell<'a> {
     /// The sandbox's id.
@@ -179,18 +179,18 @@ pub(super) struct InCell<'a> {
     pub(super) pod_dir: &'a str,
     /// The name servers with addresses in the cell.
     pub(super) resolvers: &'a [String],
-    /// The sandbox's [`recorded_cgroup_parent`], whose usage is the pod's: the end of a cell on the
-    /// node's kernel looks for its containers' cgroups there.
+    /// The sandbox's [`recorded_cgroup_parent`]. Its usage is the pod's, and on the node's kernel
+    /// the end of the cell looks there for the containers' cgroups.
     pub(super) cgroup_parent: &'a str,
     /// The image's id.
     pub(super) image: &'a str,
-    /// The path of its copied seccomp profile, if it has one.
+    /// The path of the copied seccomp profile, if any.
     pub(super) profile: Option<String>,
     /// The mounts.
     pub(super) mounts: Vec<cri::Mount>,
     /// The log beneath the cell's log directory; "" without a log.
     pub(super) log_path: String,
-    /// The id of the container whose processes it shares; "" without sharing.
+    /// The id of the container whose processes this container shares; "" without sharing.
     pub(super) target: &'a str,
 }
 
@@ -248,9 +248,9 @@ pub(super) struct LogPaths {
     pub(super) in_pod_dir: String,
 }
 
-/// Returns the paths of a container's log; `None` without a log. The cell's file has the node's
-/// container id, so that no container continues another's log. A path that leads out of the
-/// sandbox's log directory is an error.
+/// Returns the paths of a container's log; `None` without a log. The cell's file is named by the
+/// container's id on the node, so that no container continues another's log. A path that leads out
+/// of the sandbox's log directory is an error.
 pub(super) fn log_paths(
     sandbox: &cri::PodSandboxConfig,
     container: &cri::ContainerConfig,
@@ -268,16 +268,16 @@ pub(super) fn log_paths(
     }))
 }
 
-/// Returns a container's config for its record, without the values of the environment: they may be
-/// secrets, and no response has them.
+/// Returns a container's config for its record, without the values of the environment, which may be
+/// secrets and which no response needs.
 pub(super) fn without_secrets(config: &cri::ContainerConfig) -> cri::ContainerConfig {
     let mut config = config.clone();
     config.envs.iter_mut().for_each(|env| env.value.clear());
     config
 }
 
-/// Returns whether two requests are for the same sandbox: labels and annotations may change while
-/// it is created.
+/// Returns whether two requests are for the same sandbox. Labels and annotations are ignored,
+/// because they may change while the sandbox is created.
 pub(super) fn same_sandbox(a: &cri::RunPodSandboxRequest, b: &cri::RunPodSandboxRequest) -> bool {
     let essence = |request: &cri::RunPodSandboxRequest| {
         let config = request.config.clone().map(|config| cri::PodSandboxConfig {

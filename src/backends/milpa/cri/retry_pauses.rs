@@ -1,8 +1,8 @@
-//! Pauses between the cells of a pod whose sandboxes can't be made.
+//! Pauses between the cells of a pod with failing sandboxes.
 //!
-//! A kubelet repeats RunPodSandbox every few seconds for as long as it fails, and each call would
-//! launch a cell, which costs money in a cloud. The first repetition is free, as most failures do
-//! not last.
+//! A kubelet repeats a failed RunPodSandbox every few seconds, and each call would launch a cell,
+//! which costs money in a cloud. The first repetition has no pause, because most failures do not
+//! last.
 
 use std::{
     collections::HashMap,
@@ -17,21 +17,21 @@ use tonic::Status;
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
 /// The longest pause.
 const MAX_PAUSE: Duration = Duration::from_secs(300);
-/// The time after which a failure is forgotten.
+/// The time after which a failure is dropped.
 const MEMORY: Duration = Duration::from_secs(900);
-/// Bounds the pods that are remembered. The one that failed first is forgotten.
+/// Bounds the remembered pods. The oldest failure is dropped.
 const MAX_PODS: usize = 1024;
 
 /// The uid of a pod, and the digest of the annotations that choose its machine.
 pub(super) type PodKey = (String, String);
 
-/// The pods whose sandboxes could not be made.
+/// Pods with failed sandboxes.
 #[derive(Debug, Default)]
 pub(super) struct RetryPauses(Mutex<HashMap<PodKey, Failed>>);
 
 #[derive(Debug)]
 struct Failed {
-    /// Failures since a success.
+    /// Failures since the last success.
     in_a_row: u32,
     at: Instant,
     until: Instant,
@@ -39,14 +39,14 @@ struct Failed {
 }
 
 impl RetryPauses {
-    /// Returns the last error of a pod whose pause is not over.
+    /// Returns the last error of a pod during its pause.
     pub(super) fn check(&self, pod: &PodKey, now: Instant) -> Result<(), Status> {
         let failed = self.failed();
         let Some(last) = failed.get(pod).filter(|last| now < last.until) else { return Ok(()) };
         Err(Status::new(
             last.status.code(),
             format!(
-                "{}; {} cells of the pod failed so, the next is launched in {} s",
+                "{}; {} cells of the pod failed in a row, the next is launched in {} s",
                 last.status.message(),
                 last.in_a_row,
                 (last.until - now).as_secs() + 1
@@ -54,7 +54,7 @@ impl RetryPauses {
         ))
     }
 
-    /// Notes that the sandbox of a pod could not be made.
+    /// Records that the sandbox of a pod failed.
     pub(super) fn add(&self, pod: PodKey, status: &Status, now: Instant) {
         let mut failed = self.failed();
         failed.retain(|_, last| now.saturating_duration_since(last.at) < MEMORY);
@@ -72,7 +72,7 @@ impl RetryPauses {
         failed.insert(pod, last);
     }
 
-    /// Forgets the failures of a pod whose sandbox was made.
+    /// Drops the failures of a pod after its sandbox was created.
     pub(super) fn clear(&self, pod: &PodKey) {
         self.failed().remove(pod);
     }
@@ -110,7 +110,7 @@ mod tests {
 
     /// Verifies X46.
     #[test]
-    fn waiting_pod_has_its_last_error_and_others_go_on() {
+    fn pausing_pod_gets_its_last_error_and_other_pods_launch() {
         let (pauses, now) = (RetryPauses::default(), Instant::now());
         for _ in 0..2 {
             pauses.add(pod(1), &Status::not_found("no pause image"), now);
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(refused.code(), Code::NotFound);
         assert_eq!(
             refused.message(),
-            "no pause image; 2 cells of the pod failed so, the next is launched in 8 s"
+            "no pause image; 2 cells of the pod failed in a row, the next is launched in 8 s"
         );
         assert!(pauses.check(&pod(2), now).is_ok());
         let other_machine = ("uid-1".to_owned(), "other".to_owned());

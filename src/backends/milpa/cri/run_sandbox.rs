@@ -1,4 +1,4 @@
-//! `RunPodSandbox`: a single cell for a pod, however often it is called.
+//! `RunPodSandbox`: launches one cell for a pod, however often it is called.
 
 use std::{
     collections::BTreeMap,
@@ -39,22 +39,22 @@ use crate::{
     },
 };
 
-/// Annotation of the kubelet: where it has the pod from.
+/// Annotation of the kubelet with the source of the pod.
 const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
-/// Value of pods of the API server. Static pods have others.
+/// Value for pods of the API server. Static pods have other values.
 const API_SOURCE: &str = "api";
-/// Warning of a pod with variables in files of volumes. The kubelet reads them on the node, and
-/// sends the result with CreateContainer, or no call.
+/// Warning about a pod with variables in files of volumes. The kubelet reads these files on the
+/// node, and then sends the variables with CreateContainer, or no CreateContainer.
 const ENV_IN_FILES: &str = "variables in files of volumes (fileKeyRef) are read on the node, where \
                             an emptyDir of a cell is empty: optional ones are absent, and with \
                             others the kubelet does not create the container";
 /// Time limit of the agent for the bind of its cell to the pod.
 const BIND_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit of a cell's containerd for the sandbox container. It has just started, and reads much
+/// Time limit of a cell's containerd for the sandbox container: it has just started, and reads much
 /// from disk.
 const RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A launch of a sandbox.
+/// The launch of a sandbox.
 #[derive(Debug)]
 pub(crate) struct Launching {
     /// The kubelet's request.
@@ -66,7 +66,7 @@ pub(crate) struct Launching {
 impl CriService {
     /// Returns the requests of a pod in the Kubernetes API, if they are known in time.
     async fn api_requests(&self, config: &cri::PodSandboxConfig) -> Option<ApiRequests> {
-        // A static pod has another uid in the API.
+        // A static pod has a different uid in the API.
         let source = config.annotations.get(CONFIG_SOURCE);
         if source.is_some_and(|source| source != API_SOURCE) {
             return None;
@@ -75,8 +75,8 @@ impl CriService {
         timeout(REQUESTS_TIMEOUT, requests.of_pod(&metadata.uid)).await.ok().flatten()
     }
 
-    /// Returns the providers whose cells are not what a pod asks for, or lack what it requests,
-    /// with the reasons. If no provider is left, the pod is refused.
+    /// Returns the providers that a pod excludes, or whose cells lack what it requests, with the
+    /// reasons. If no provider remains, the pod is refused.
     fn refused_by(
         &self,
         config: &cri::PodSandboxConfig,
@@ -92,7 +92,7 @@ impl CriService {
             if let Some(reason) = rules.capabilities.refusal_of(request) {
                 refused.insert(provider, reason.into());
             } else if let Err(refusal) = policy::check_sandbox(rules, config) {
-                // That of a single provider needs no name.
+                // With a single provider, the reason needs no name.
                 if rules_of_all.len() == 1 {
                     return Err(status_code::of_refusal(refusal));
                 }
@@ -113,7 +113,7 @@ impl CriService {
         Err(Status::invalid_argument(format!("no provider has a cell for the pod: {why}")))
     }
 
-    /// Returns what a pod wants, by its CRI request, its routing rule and the Kubernetes API.
+    /// Returns the wishes of a pod, from its CRI request, its routing rule and the Kubernetes API.
     async fn wanted(
         &self,
         config: &cri::PodSandboxConfig,
@@ -150,9 +150,11 @@ impl CriService {
         })
     }
 
-    /// Runs a sandbox, or returns the one of this name and attempt that another call began.
+    /// Runs a sandbox. If another call has begun a sandbox of this name and attempt, returns that
+    /// sandbox.
     ///
-    /// A sandbox is never half-made: on an error its cell has ended. The work outlives its caller.
+    /// A sandbox is never half-made: after an error its cell has ended. The work outlives its
+    /// caller.
     pub(super) async fn run_sandbox(
         self: &Arc<Self>,
         request: cri::RunPodSandboxRequest,
@@ -165,7 +167,7 @@ impl CriService {
             .ok_or_else(|| Status::invalid_argument("RunPodSandbox without a config"))?;
         let wanted = Arc::new(self.wanted(config, rule).await?);
         let key = &wanted.key;
-        // Dropped with the call: the launch may end sooner that no call waits for.
+        // Dropped with the call: a launch that no call waits for may end early.
         let _caller = self.cells.caller(key.clone());
         loop {
             let (service, own) = (Arc::clone(self), Arc::clone(&wanted));
@@ -174,8 +176,8 @@ impl CriService {
                 &self.tasks,
                 key.clone(),
                 Launching { request: request.clone(), identity: wanted.identity.clone() },
-                // Annotations and the rule choose the machine while it is launched; afterwards
-                // they may change.
+                // During the launch, annotations and the rule choose the machine; afterwards they
+                // may change.
                 |launched, new| {
                     requests::same_sandbox(&launched.request, &new.request)
                         && launched.identity == new.identity
@@ -194,7 +196,7 @@ impl CriService {
                         pod_sandbox_id: id.as_str().to_owned(),
                     });
                 }
-                // The pod changed while it was started: the next round replaces the other sandbox.
+                // The pod changed during its start: the next round replaces the other sandbox.
                 Joined::Other(waiter) => {
                     self.cells.end_changed_launch(key, &wanted.identity);
                     match waiter.outcome(deadline, "RunPodSandbox with another config").await {
@@ -242,7 +244,7 @@ impl CriService {
                 }
             }
         }
-        // Of an earlier run of the daemon: no call waits for it yet.
+        // The order of a previous run of the daemon, without a waiting call.
         for other in self.cells.orders().into_iter().map(|order| order.key) {
             if key.is_other_with_uid(&other.pod_uid, &other.namespace, &other.name) {
                 return Err(taken_uid(key, &other.namespace, &other.name, "starts"));
@@ -255,7 +257,7 @@ impl CriService {
             if is_other && last.ready {
                 return Err(taken_uid(key, &namespace, &name, &format!("has {}", last.id)));
             }
-            // The cell of a stopped sandbox may still be ending: never two of a pod.
+            // The cell of a stopped sandbox may still be ending: never two cells of a pod.
             let may_end = is_other || (&namespace, &name) == (&key.namespace, &key.name);
             if may_end && !last.ready && self.cells.get(&last.cell).is_some() {
                 let stopped = self.sync.stop_sandbox(&last.id).await;
@@ -291,11 +293,11 @@ impl CriService {
             let keys = annotations::shown_keys(&unknown);
             tracing::warn!(sandbox = %id, pod, keys, "annotations with unknown keys ignored");
         }
-        // Without the caller's deadline: a retry joins the launch. `launch_timeout` bounds it, but
-        // not the end of an instance that failed, for which the call waits.
+        // Without the caller's deadline, because a retry joins the launch. `launch_timeout` bounds
+        // the launch, but not the end of a failed instance, for which the call also waits.
         let bound = self.cells.launch(wanted, id, None).await;
         let bound = bound.map_err(|error| status_code::of_cell(&error))?;
-        // That of an earlier call, if the daemon was restarted during the launch.
+        // After a restart during the launch, `id` is the sandbox of the earlier call.
         let BoundCell { cell, sandbox: id, attached } = bound;
         let made = self.set_up_cell(&id, &cell, &attached, request, &pod);
         match Box::pin(made).await {
@@ -411,13 +413,14 @@ impl CriService {
         kept.map_err(|error| status_code::of_store(&error))?;
         let inserted =
             self.pods.insert_sandbox(&meta, true).map_err(|error| status_code::of_id(&error))?;
-        // From now on its usage is listed.
+        // From here on the sandbox's usage is listed.
         self.pods.set_first_sandbox_usage(
             &inserted,
             sample.ok().and_then(|answer| answer.stats),
             Instant::now(),
         );
-        // Checked after the insertion: the event of a cell that ends just now may have preceded it.
+        // Checked after the insertion, because the event of a cell that ends just now may come
+        // first.
         if self.cells.get(&cell.id).is_none() {
             if let Ok(sandbox) = self.pods.sandbox(id.as_str()) {
                 let removed = self.sync.records.remove_sandbox(&sandbox).await;
@@ -433,11 +436,11 @@ impl CriService {
     }
 }
 
-/// Returns the error of a pod whose uid another pod has: volumes, cgroups and proofs of ends are
-/// found by it.
+/// Returns the error for a pod with the uid of another pod: volumes, cgroups and proofs of ends are
+/// found by uid.
 fn taken_uid(key: &OrderKey, namespace: &str, name: &str, state: &str) -> Status {
     Status::failed_precondition(format!(
-        "uid {:?} of pod {}/{} is that of pod {namespace}/{name}, which {state}; allowed: a uid of \
+        "uid {:?} of pod {}/{} belongs to pod {namespace}/{name}, which {state}; allowed: a uid of \
          its own, or the other pod stopped and removed first",
         key.pod_uid, key.namespace, key.name
     ))

@@ -12,7 +12,7 @@ use crate::backends::milpa::{
 
 /// Directory of seccomp profiles beneath the cell's directory for the pod.
 const SECCOMP_DIR: &str = "seccomp";
-/// Mode of that directory: containers don't read it.
+/// Mode of that directory, which containers don't read.
 const SECCOMP_DIR_MODE: u32 = 0o700;
 /// Mode of a seccomp profile in it.
 const PROFILE_MODE: u32 = 0o600;
@@ -32,7 +32,7 @@ pub(super) async fn copy(
     let content = read.map_err(|error| {
         Status::failed_precondition(format!("the seccomp profile {path:?} of the node: {error}"))
     })?;
-    // Named by its content: a profile has one copy, however often its container is started.
+    // Named by its content: repeated starts of a container share a copy.
     let file = format!("{SECCOMP_DIR}/{}.json", hex::encode(digest(&SHA256, &content)));
     let directory = FileChange {
         root: Root::Pod.into(),

@@ -1,4 +1,4 @@
-//! Single flight: work that goes on when its caller leaves, and that a retry joins.
+//! Single flight: work that continues after its caller leaves, and that a retry joins.
 
 use std::{
     collections::HashMap,
@@ -14,10 +14,10 @@ use tonic::Status;
 
 use crate::backends::milpa::tasks::Tasks;
 
-/// The outcome of a flight, once it has one.
+/// The outcome of a flight, if it has landed.
 type Outcome<T> = Option<Result<T, Status>>;
 
-/// Flights by key: each key has one at most.
+/// Flights by key, at most one for each key.
 #[derive(Debug)]
 pub(super) struct SingleFlight<K, Q, T> {
     flights: Mutex<HashMap<K, Flight<Q, T>>>,
@@ -29,7 +29,7 @@ struct Flight<Q, T> {
     outcome: watch::Receiver<Outcome<T>>,
 }
 
-/// A caller that waits for a flight's outcome.
+/// A caller that waits for the outcome of a flight.
 #[derive(Debug)]
 pub(super) struct Waiter<T>(watch::Receiver<Outcome<T>>);
 
@@ -48,7 +48,6 @@ where
     Q: Send + Sync + 'static,
     T: Clone + Debug + Send + Sync + 'static,
 {
-    /// Returns one without flights.
     pub(super) fn new() -> Self {
         Self { flights: Mutex::default() }
     }
@@ -62,7 +61,7 @@ where
         self.lock().get(key).map(|flight| Arc::clone(&flight.request))
     }
 
-    /// Joins the flight of a key, or begins one. `work` runs in a task to its end, even if no
+    /// Joins the flight of a key, or begins a flight. `work` runs to its end in a task, even if no
     /// caller waits.
     pub(super) fn join<W, F>(
         self: &Arc<Self>,
@@ -79,8 +78,8 @@ where
         self.join_in(self.lock(), tasks, key, request, same, work)
     }
 
-    /// Joins the flight of a key, or begins one, unless a flight has a key that excludes it: that
-    /// key is the error.
+    /// Joins the flight of a key, or begins a flight. If a flight has an excluding key, returns
+    /// that key as the error.
     pub(super) fn join_unless<W, F>(
         self: &Arc<Self>,
         is_excluding: impl Fn(&K) -> bool,
@@ -138,7 +137,7 @@ where
     }
 }
 
-/// Removes a flight from the map when it is dropped, also by a panic of the work.
+/// Removes a flight from the map when dropped, also by a panic of the work.
 struct Entry<K: Eq + Hash, Q, T> {
     all: Arc<SingleFlight<K, Q, T>>,
     key: K,

@@ -23,7 +23,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(110);
 const FAILED_START_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl CriService {
-    /// Starts a container. Succeeds for a container that runs: the first response was lost.
+    /// Starts a container. Succeeds for a running container, because the first response was lost.
     pub(super) async fn start_container(
         self: &Arc<Self>,
         request: cri::StartContainerRequest,
@@ -59,8 +59,8 @@ impl CriService {
         self.sync.container_logs.follow(&cell, &container).await?;
         let request = request.to(&container.cell_container);
         if let Err(failure) = CellClient::new(&cell).start_container(START_TIMEOUT, request).await {
-            // containerd keeps a container that did not start as an exited one with the reason,
-            // which the kubelet reads next.
+            // containerd keeps a container that failed to start as exited, with the reason, which
+            // the kubelet reads next.
             if self.sync.refresh_status(&cell, &container).await.is_ok() {
                 self.pods.wait_for_exit(&container.id, FAILED_START_TIMEOUT).await;
             }
@@ -71,7 +71,7 @@ impl CriService {
         Ok(cri::StartContainerResponse {})
     }
 
-    /// Records a start, by the cell's clock if the cell responds, and the first usage: from now on
+    /// Records a start, with the cell's time if the cell responds, and the first usage. From now on
     /// the container's usage is listed.
     async fn record_start(&self, cell: &Cell, container: &Container) -> Result<(), Status> {
         let client = CellClient::new(cell);
@@ -89,7 +89,7 @@ impl CriService {
         if let Some(reported) = &reported {
             self.pods.set_reported(&container.id, reported);
         }
-        // It may have exited by now: that is recorded after its log is on the node.
+        // The container may have exited already: the exit is recorded after the log is on the node.
         let running = cri::ContainerStatus {
             state: cri::ContainerState::ContainerRunning.into(),
             started_at: reported.as_ref().map(|reported| reported.started_at).unwrap_or_default(),
@@ -97,7 +97,7 @@ impl CriService {
         };
         let decide = |current: &_| container_state::next(current, &running, times);
         if let Err(error) = self.sync.records.change_container(container, decide).await {
-            // Without a record of its start the container would never be stopped.
+            // Without a record of its start, the container would never be stopped.
             let request = cri::StopContainerRequest { container_id, timeout: 0 };
             let stopped = client.stop_container(CALL_TIMEOUT, request).await;
             tracing::error!(

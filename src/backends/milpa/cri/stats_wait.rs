@@ -1,5 +1,5 @@
-//! The wait for usage after a start of the daemon, while recovered cells are dialling. In a list
-//! without their pods, a kubelet would see them use nothing.
+//! The wait for usage after a start of the daemon, while recovered cells dial. Without their pods
+//! in a list, a kubelet would see the pods use nothing.
 
 use std::time::Instant;
 
@@ -53,7 +53,7 @@ impl CriService {
     }
 }
 
-/// Decodes a request. An invalid one does not wait, but is answered as such.
+/// Decodes a request. An invalid request does not wait: its response is the error.
 fn decoded<Q: Message + Default>(message: &[u8], lacks: impl FnOnce(Q) -> bool) -> bool {
     Q::decode(message).is_ok_and(lacks)
 }

@@ -1,4 +1,4 @@
-//! gRPC statuses of the errors of all parts: one table.
+//! gRPC statuses for the errors of all parts, in one table.
 
 use kiyot_engine::{
     StoreError,
@@ -23,27 +23,27 @@ impl From<Failure> for Status {
     }
 }
 
-/// Returns the status of a change that could not be recorded, and was not made.
+/// Returns the status of a change that failed because it could not be recorded.
 pub(super) fn of_store(error: &StoreError) -> Status {
     Status::internal(error_chain(error))
 }
 
-/// Returns the status of an id that could not be made.
+/// Returns the status for an id that could not be created.
 pub(super) fn of_randomness(error: NoRandomness) -> Status {
     Status::internal(error.to_string())
 }
 
-/// Returns the status of a record with an invalid id.
+/// Returns the status for a record with an invalid id.
 pub(super) fn of_id(error: &InvalidId) -> Status {
     Status::internal(error.to_string())
 }
 
-/// Returns the status of a request that the policy refuses.
+/// Returns the status for a request that the policy refuses.
 pub(super) fn of_refusal(refusal: Refusal) -> Status {
     Status::invalid_argument(refusal.to_string())
 }
 
-/// Returns the status of a cell that could not be launched or ended.
+/// Returns the status for a cell that could not be launched or ended.
 pub(super) fn of_cell(error: &CellError) -> Status {
     Status::new(code_of_cell(error), error_chain(error))
 }
@@ -93,7 +93,7 @@ fn code_of_class(class: ErrorClass) -> Code {
     }
 }
 
-/// Returns the status of a sandbox that could not be stopped or removed.
+/// Returns the status for a sandbox that could not be stopped or removed.
 pub(super) fn of_teardown(error: TeardownError) -> Status {
     match error {
         TeardownError::Cell(error) => of_cell(&error),
@@ -101,7 +101,7 @@ pub(super) fn of_teardown(error: TeardownError) -> Status {
     }
 }
 
-/// Returns the status of a container that could not be created because of its other attempts.
+/// Returns the status for a container that can't be created because of its other attempts.
 pub(super) fn of_attempt(error: AttemptError) -> Status {
     match error {
         AttemptError::Running { .. } => Status::failed_precondition(error.to_string()),
@@ -110,7 +110,7 @@ pub(super) fn of_attempt(error: AttemptError) -> Status {
     }
 }
 
-/// Returns the status of a log that could not be reopened.
+/// Returns the status for a log that could not be reopened.
 pub(super) fn of_reopen(error: ReopenError) -> Status {
     match error {
         ReopenError::Log(failure) => failure.into(),

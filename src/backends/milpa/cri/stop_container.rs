@@ -1,5 +1,5 @@
-//! `StopContainer`: OK only when the container reads EXITED. A kubelet that finds it RUNNING after
-//! that reports a violation of CRI.
+//! `StopContainer`: OK only when the container reads EXITED. A kubelet that then finds it RUNNING
+//! reports a violation of CRI.
 
 use std::{
     sync::Arc,
@@ -19,7 +19,7 @@ use crate::backends::milpa::{
 
 /// Time limit of a cell for a stop, after the grace period.
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time limit of the event of an exit after the stop; then the cell is asked.
+/// Time limit of the exit event after the stop; afterwards the daemon asks the cell.
 const EXIT_EVENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest grace period of one call, in seconds; the kubelet calls again.
 const MAX_GRACE_SECONDS: i64 = 24 * 60 * 60;
@@ -74,12 +74,12 @@ impl CriService {
             return Ok(());
         }
         Err(Status::deadline_exceeded(format!(
-            "container {} of pod {} was stopped, and its cell does not say that it has ended",
+            "container {} of pod {} was stopped, and its cell has not confirmed the exit",
             container.id, sandbox.pod
         )))
     }
 
-    /// Asks the cell of a container whose stop failed if the container has exited.
+    /// Returns whether a container has exited although its stop failed, by asking its cell.
     async fn has_exited(&self, cell: &Cell, container: &Container) -> bool {
         self.sync.refresh_status(cell, container).await.is_ok()
             && self.pods.wait_for_exit(&container.id, EXIT_EVENT_TIMEOUT).await

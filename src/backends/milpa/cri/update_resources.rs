@@ -1,4 +1,5 @@
-//! `UpdateContainerResources`: the cell updates them, and then reports the container's resources.
+//! `UpdateContainerResources`: the cell updates the resources, then reports the container's
+//! resources.
 
 use std::time::Instant;
 
@@ -38,10 +39,10 @@ impl CriService {
             tracing::debug!(
                 container = %container.id,
                 status = failure.message(),
-                "updated resources not reported, its next event has them"
+                "updated resources not reported, the next event has them"
             );
         }
-        // The state has not changed, so that nothing of this is recorded yet.
+        // The state is unchanged, so nothing of this is recorded yet.
         let unchanged = |current: &_| Some(Clone::clone(current));
         if let Err(error) = self.sync.records.change_container(&container, unchanged).await {
             tracing::warn!(
@@ -53,7 +54,7 @@ impl CriService {
         Ok(response)
     }
 
-    /// Refuses an update beyond the machine of the cell, which its containerd would apply.
+    /// Refuses an update beyond the cell's machine: the cell's containerd would apply it.
     async fn check_update(
         &self,
         sandbox: &Sandbox,
@@ -73,7 +74,7 @@ impl CriService {
     }
 }
 
-/// Returns the resources of a container, as its cell has reported them, or else as it was created.
+/// Returns a container's resources as its cell last reported them, or else as created.
 fn resources(container: &Container) -> cri::LinuxContainerResources {
     let reported = container.answer().resources.and_then(|resources| resources.linux);
     let created = || container.meta().config?.linux?.resources;

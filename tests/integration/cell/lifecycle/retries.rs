@@ -25,7 +25,7 @@ async fn pod_whose_sandboxes_fail_gets_no_cell_at_each_retry() {
         assert_eq!(launches(), number);
     }
     let refused = kubelet.run_sandbox(&config, "").await.unwrap_err();
-    for part in [&absent, "2 cells of the pod failed so, the next is launched in"] {
+    for part in [&absent, "2 cells of the pod failed in a row, the next is launched in"] {
         assert!(refused.message().contains(part), "{part} is not in {refused:?}");
     }
     assert_eq!(launches(), 2, "no cell was launched");

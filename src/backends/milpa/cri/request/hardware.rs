@@ -1,4 +1,4 @@
-//! Resources of requests that name the node's hardware, which another machine doesn't have.
+//! Resources in requests that depend on the node's hardware, which another machine lacks.
 
 use kiyot_proto::cri;
 
@@ -10,7 +10,7 @@ pub(in crate::backends::milpa::cri) trait HasResources {
     /// Returns all resources of the request.
     fn resources(&mut self) -> impl Iterator<Item = &mut cri::LinuxContainerResources>;
 
-    /// Removes what a kubelet chose by the node's hardware: processors, memory nodes and limits of
+    /// Removes the kubelet's choices by the node's hardware: processors, memory nodes and limits of
     /// huge pages.
     fn without_node_hardware(mut self) -> Self
     where

@@ -1,9 +1,9 @@
-//! Variables and files that the kubelet fills in with the node's figures.
+//! Variables and files in which the kubelet puts figures of the node.
 
 use kiyot_engine::placement::{CellResources, NodeFigure};
 use kiyot_proto::{cri, store::ReplacedFile};
 
-/// Gives the variables of a container the figures of its cell.
+/// Replaces the node's figures in a container's variables by the cell's.
 pub(in crate::backends::milpa::cri) fn replace_node_variables(
     config: &mut cri::ContainerConfig,
     variables: &[NodeFigure],
@@ -17,7 +17,7 @@ pub(in crate::backends::milpa::cri) fn replace_node_variables(
     }
 }
 
-/// Returns the files of volumes with the figures of a cell.
+/// Returns the files of volumes, with the cell's figures.
 pub(in crate::backends::milpa::cri) fn replaced_files(
     files: &[NodeFigure],
     cell: CellResources,

@@ -6,7 +6,7 @@ use prost_types::{DescriptorProto, FileDescriptorSet, field_descriptor_proto::Ty
 
 use super::*;
 
-/// Fields with the name of an id that [`Addressed::to`] does not replace, and their treatment.
+/// Id fields that [`Addressed::to`] does not replace, and their treatment.
 const HANDLED: &[(&str, &str, &str)] = &[
     ("CreateContainerRequest", "pod_sandbox_id", "create_container: the cell's"),
     ("NamespaceOption", "target_id", "create_container: mapped; in a sandbox it has no meaning"),
@@ -84,7 +84,7 @@ fn ids_in_requests_to_a_cell_are_all_handled() {
         .collect();
     let (mut seen, mut ids) = (BTreeSet::new(), BTreeSet::new());
     while let Some(name) = waiting.pop() {
-        // Entries of maps are not in this list, and hold no messages in these requests.
+        // Map entries are not in this list, and hold no messages in these requests.
         let Some(message) = messages.get(&name) else { continue };
         if !seen.insert(name) {
             continue;
