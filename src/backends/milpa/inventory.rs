@@ -1,7 +1,7 @@
 //! The inventory of a backend in the messages of the admin API: pods, cells, pools, prices, events.
 //!
-//! Only what an operator may see: no values of environment variables, no annotations that kiyot
-//! doesn't read, no tokens and keys.
+//! Contains only what an operator may see: no values of environment variables, no annotations that
+//! kiyot doesn't read, no tokens, no keys.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -48,7 +48,7 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// Returns the inventory of a backend with these parts.
+    /// Returns the inventory of a backend.
     pub(super) fn new(
         backend: BackendName,
         node: String,
@@ -65,7 +65,7 @@ impl Inventory {
         &self.node
     }
 
-    /// Returns the pods, sorted: the latest sandbox of each, and the order of its next cell.
+    /// Returns the pods, sorted: the latest sandbox of each pod, and the order of its next cell.
     pub fn pod_keys(&self) -> Vec<PodKey> {
         let orders: Vec<OrderView> = self.cells.orders();
         let sandboxes = self.pods.latest_sandboxes().into_iter();
@@ -80,15 +80,15 @@ impl Inventory {
         self.pods.latest_sandboxes().into_iter().map(|(_, _, uid, _)| uid).collect()
     }
 
-    /// Returns the pods that a request means: those of a namespace, all if it is empty, with a
-    /// name, all if it is empty. The name is that of the newest pod of the name, or namespace/name,
-    /// or else the id of a sandbox or the uid of a pod.
+    /// Returns the pods that a request selects. An empty `namespace` selects all namespaces, an
+    /// empty `name` all pods. Otherwise `name` is the name of the newest pod with this name,
+    /// `namespace/name`, or else the id of a sandbox or the uid of a pod.
     pub fn find(&self, namespace: &str, name: &str) -> Vec<PodKey> {
         let found = key::find(self.pod_keys(), namespace, name);
         if !found.is_empty() || name.is_empty() {
             return found;
         }
-        // An earlier sandbox of a pod.
+        // No current pod matches: look for an earlier sandbox.
         let earlier = self.pods.sandbox(name).ok().filter(|sandbox| sandbox.id.as_str() == name);
         let key = earlier.map(|sandbox| {
             let created = sandbox.item().created_at;
@@ -97,7 +97,7 @@ impl Inventory {
         key.into_iter().filter(|key| key.is_in(namespace)).collect()
     }
 
-    /// Returns the pods of keys. Those that were removed since are left out.
+    /// Returns the pods with these keys. Pods that were removed meanwhile are left out.
     pub fn pods(&self, keys: &[PodKey]) -> Vec<admin::Pod> {
         keys.iter().filter_map(|key| self.pod(key)).collect()
     }
@@ -107,8 +107,8 @@ impl Inventory {
         self.cells.all()
     }
 
-    /// Returns the ids of all cells whose end is not proven, with the builds that their agents have
-    /// told; `None` for a cell that is not connected.
+    /// Returns the ids of all cells whose end is not proven, with the builds of their agents;
+    /// `None` for a cell that is not connected.
     pub fn agents(&self) -> Vec<(CellId, Option<String>)> {
         self.cells.agent_builds()
     }
@@ -118,7 +118,7 @@ impl Inventory {
         self.cells.room().await
     }
 
-    /// Returns what cells can have at most within limits, if the provider's catalogue is known.
+    /// Returns the most that cells can have within limits, if the provider's catalogue is known.
     pub async fn most(&self, limits: Limits) -> Option<Most> {
         self.cells.most(limits).await
     }
@@ -142,7 +142,7 @@ impl Inventory {
         }
     }
 
-    /// Returns the names of the providers, with the state of those that are not configured.
+    /// Returns the names of the providers, with the state of each provider that is not configured.
     fn providers(&self) -> String {
         let name = |ProviderView { key, state, cells }| match state {
             ProviderState::Configured => String::from(&*key),
@@ -183,7 +183,7 @@ impl Inventory {
         pools.map(message).collect()
     }
 
-    /// Returns the ids of the instances that the provider lists, each with its cell.
+    /// Returns a line for each instance that the provider lists: id, cell, state, offering.
     pub async fn instances(&self) -> Result<Vec<String>, ProviderError> {
         let listed = self.cells.list_owned().await?;
         let line = |instance: kiyot_engine::provider::Instance| {
@@ -192,13 +192,13 @@ impl Inventory {
         Ok(listed.into_iter().map(line).collect())
     }
 
-    /// Returns the next records in parts, the first after a record or of all, without what they
-    /// hold. None are left after an empty part.
+    /// Returns the next records, without their contents: the first part without `after`, then the
+    /// part after that record. An empty part is the end.
     pub async fn records(&self, after: Option<Record>) -> Result<Vec<Record>, StoreError> {
         self.store.rows(after).await
     }
 
-    /// Stops launches of cells, or permits them again. Returns the number of cells that go on.
+    /// Stops launches of cells, or permits them again. Returns the number of cells that continue.
     pub async fn cordon(&self, is_cordoned: bool) -> Result<usize, StoreError> {
         self.cells.cordon(is_cordoned).await
     }

@@ -11,7 +11,7 @@ use kiyot_proto::admin;
 use super::{Inventory, offering};
 
 impl Inventory {
-    /// Returns the cells of ids. Those that have ended since are left out.
+    /// Returns the cells with these ids. Cells that have ended meanwhile are left out.
     pub fn cells(&self, ids: &[CellId]) -> Vec<admin::Cell> {
         let views = self.cells.views(ids);
         let mut waiting = HashMap::new();

@@ -14,8 +14,7 @@ use crate::backends::{
 };
 
 impl Inventory {
-    /// Returns the events that are kept, and a stream of all later ones. A reader that is too slow
-    /// misses events.
+    /// Returns the kept events, and a stream of all later events. A slow reader misses events.
     pub fn events(&self) -> (Vec<admin::Event>, BoxStream<'static, admin::Event>) {
         let (kept, new) = self.cells.history().follow();
         let kept = kept.iter().map(|event| message(event, &self.backend)).collect();

@@ -1,17 +1,17 @@
-//! Keys of pods in lists, and the pods that a name means.
+//! Keys of pods in lists, and the selection of pods by name.
 
 use std::{cmp::Reverse, sync::Arc};
 
 use kiyot_engine::{engine::OrderView, id::SandboxId};
 
-/// A pod of a list.
+/// The key of a pod in a list.
 #[derive(Debug, Clone)]
 pub struct PodKey {
-    /// Namespace/name, by which pods are sorted.
+    /// `namespace/name`, the sort key.
     pub(super) name: String,
     uid: String,
     created_unix_nanos: i64,
-    /// True if a newer entry has the name.
+    /// True if a newer entry has the same name.
     pub(super) is_replaced: bool,
     pub(super) item: PodItem,
 }
@@ -33,7 +33,7 @@ impl PodKey {
         }
     }
 
-    /// Returns the key of a sandbox with namespace/name, uid and time of its creation.
+    /// Returns the key of a sandbox with its `namespace/name`, uid and creation time.
     pub(super) fn of_sandbox(
         (id, name, uid, created_unix_nanos): (SandboxId, Arc<str>, Arc<str>, i64),
     ) -> Self {
@@ -46,12 +46,12 @@ impl PodKey {
         }
     }
 
-    /// Returns the key as that of an entry whose name a newer one has.
+    /// Returns the key of an entry that a newer entry of the same name replaces.
     pub(super) fn replaced(self) -> Self {
         Self { is_replaced: true, ..self }
     }
 
-    /// Returns namespace/name.
+    /// Returns `namespace/name`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -61,7 +61,7 @@ impl PodKey {
         &self.uid
     }
 
-    /// Returns true for a pod of a namespace; empty for all.
+    /// Returns whether the pod is in a namespace; true for an empty namespace.
     pub(super) fn is_in(&self, namespace: &str) -> bool {
         namespace.is_empty() || self.name.split_once('/').is_some_and(|(own, _)| own == namespace)
     }
@@ -79,7 +79,7 @@ impl PodKey {
     }
 }
 
-/// Sorts keys by name and time, and notes which of a name are not the newest.
+/// Sorts keys by name and time, and marks all but the newest of each name as replaced.
 pub(super) fn sort(keys: &mut [PodKey]) {
     keys.sort_by(|one, other| {
         (&one.name, one.created_unix_nanos).cmp(&(&other.name, other.created_unix_nanos))
@@ -89,7 +89,7 @@ pub(super) fn sort(keys: &mut [PodKey]) {
     }
 }
 
-/// Returns the keys that a namespace and a name mean, both empty for all.
+/// Returns the keys that a namespace and a name select; an empty one selects all.
 pub(super) fn find(mut keys: Vec<PodKey>, namespace: &str, name: &str) -> Vec<PodKey> {
     keys.retain(|key| key.is_in(namespace));
     if name.is_empty() {
@@ -101,7 +101,7 @@ pub(super) fn find(mut keys: Vec<PodKey>, namespace: &str, name: &str) -> Vec<Po
     } else if keys.iter().any(of_sandbox) {
         keys.retain(of_sandbox);
     } else {
-        // The newest of a pod.
+        // The newest entry of a pod.
         keys.retain(|key| key.uid == name);
         keys.sort_by_key(|key| Reverse(key.created_unix_nanos));
         keys.truncate(1);
@@ -154,14 +154,14 @@ mod tests {
     }
 
     #[test]
-    fn name_means_the_newest_and_older_ones_are_found_by_their_ids() {
+    fn name_selects_the_newest_pod_and_ids_select_older_pods() {
         for (namespace, name, expected) in [
-            // A pod whose cell was lost, and that waits for the next.
+            // A pod whose cell was lost, and which waits for its next cell.
             ("", "web", &[2][..]),
             ("shop", "web", &[2]),
             ("", "uid-1", &[2]),
             ("", sandbox_id(1).as_str(), &[1]),
-            // A pod of a StatefulSet that was created again.
+            // A recreated pod of a StatefulSet.
             ("shop", "db-0", &[4]),
             ("", "shop/db-0", &[4]),
             ("", "uid-3", &[3]),

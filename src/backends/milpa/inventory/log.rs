@@ -1,4 +1,4 @@
-//! Where the log of a container is.
+//! The locations of container logs.
 
 use std::path::PathBuf;
 
@@ -11,11 +11,11 @@ use super::{Inventory, PodItem, PodKey, unit, unit::Unit};
 pub struct LogSource {
     /// The id of the container.
     pub container: String,
-    /// The file that the daemon writes, and the kubelet rotates.
+    /// The file on the node, which the daemon writes and the kubelet rotates.
     pub path: PathBuf,
 }
 
-/// A pod without the log of this name.
+/// The reason why a pod has no log of this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoLog {
     /// The pod waits for its cell.
@@ -26,7 +26,7 @@ pub enum NoLog {
     NoContainer {
         /// Namespace/name of the pod.
         pod: String,
-        /// The wanted name; empty for the first.
+        /// The requested name; empty for the default container.
         name: String,
         /// The names of its containers.
         known: Vec<String>,
@@ -34,8 +34,8 @@ pub enum NoLog {
 }
 
 impl Inventory {
-    /// Returns the latest container of a name; with the name "" of the first that is no init
-    /// container.
+    /// Returns the log of the latest container with a name. An empty name selects the default
+    /// container of the pod.
     pub fn unit(&self, key: &PodKey, name: &str) -> Result<LogSource, NoLog> {
         let PodItem::Sandbox(sandbox) = &key.item else {
             return Err(NoLog::Waiting(key.name.clone()));
@@ -59,7 +59,7 @@ impl Inventory {
         Ok(LogSource { container: unit.latest.id.to_string(), path })
     }
 
-    /// Returns true if no line follows in the log of a container.
+    /// Returns whether the log of a container is complete.
     pub fn has_whole_log(&self, container: &str) -> bool {
         self.pods.container(container).map_or(true, |container| container.status.log_whole)
     }

@@ -14,8 +14,8 @@ use super::Inventory;
 use crate::backends::milpa::cells::ProviderCatalogue;
 
 impl Inventory {
-    /// Returns the catalogue of each provider with the prices of now, and its offerings that were
-    /// refused lately.
+    /// Returns each provider's catalogue with current prices, and the offerings that were refused
+    /// lately.
     pub(crate) async fn catalogues(&self) -> Vec<ProviderCatalogue> {
         self.cells.catalogues().await
     }
@@ -25,8 +25,8 @@ impl Inventory {
         self.cells.start_times()
     }
 
-    /// Returns the offerings of all catalogues with the prices of now. That of a provider without
-    /// sizes has neither CPU nor memory. An error only if no catalogue could be read.
+    /// Returns the offerings of all catalogues with current prices. An offering of a provider
+    /// without sizes has neither CPU nor memory. Fails only if no catalogue could be read.
     pub async fn offerings(&self) -> Result<Vec<admin::CatalogueOffering>, ProviderError> {
         let (mut offerings, mut failure) = (Vec::new(), None);
         let mut is_any_known = false;

@@ -21,7 +21,7 @@ use crate::{
 };
 
 impl Inventory {
-    /// Returns a pod; `None` if it was removed since.
+    /// Returns a pod; `None` if it was removed meanwhile.
     pub fn pod(&self, key: &PodKey) -> Option<admin::Pod> {
         let pod = match &key.item {
             PodItem::Waiting(order) => self.waiting(order),
@@ -32,7 +32,7 @@ impl Inventory {
 
     /// Returns a pod that waits for its cell.
     fn waiting(&self, order: &OrderView) -> admin::Pod {
-        // After a restart of the daemon, from the next call of the kubelet on.
+        // After a restart of the daemon, known from the kubelet's next call on.
         let launching = self.cri.launching(&order.key);
         let request = launching.map(|launching| launching.request.clone()).unwrap_or_default();
         let config = request.config.unwrap_or_default();
@@ -65,7 +65,7 @@ impl Inventory {
         }
     }
 
-    /// Returns a pod that has a cell, or had one.
+    /// Returns a pod that has or had a cell.
     fn placed(&self, sandbox: &Sandbox) -> admin::Pod {
         let meta = sandbox.meta();
         let config = meta.config.unwrap_or_default();
@@ -112,7 +112,7 @@ impl Inventory {
         self.cells.views(std::slice::from_ref(cell)).pop().map(|(view, _)| view)
     }
 
-    /// Returns the fields of a pod that its cell has.
+    /// Returns the fields of a pod that come from its cell.
     fn with_cell(&self, cell: Option<&CellView>) -> admin::Pod {
         let instance = cell.and_then(|cell| cell.state.instance());
         admin::Pod {
@@ -127,7 +127,7 @@ impl Inventory {
     }
 }
 
-/// Returns the addresses of a pod, and those of its instance with their names, in the types that
+/// Returns the addresses of a pod, and the addresses and names of its instance, in the types that
 /// Kubernetes has for nodes.
 fn addresses(of_pod: Vec<String>, names: InstanceNames) -> Vec<admin::Address> {
     let public = names.public_address.map(|address| address.to_string());
@@ -152,7 +152,7 @@ fn shown_annotations(all: HashMap<String, String>) -> (HashMap<String, String>, 
     (shown.into_iter().collect(), others.into_iter().collect())
 }
 
-/// Returns the phase of a pod, and the time since which it has it if its containers say it.
+/// Returns the phase of a pod, and since when, if its containers show it.
 fn phase(is_ready: bool, containers: &[Container]) -> (admin::PodPhase, Option<i64>) {
     if is_ready {
         return (admin::PodPhase::Running, None);
@@ -191,15 +191,14 @@ fn latest(containers: &[Container]) -> BTreeMap<String, &Container> {
     latest
 }
 
-/// Returns the resources of a pod: those of its annotations, otherwise those of the Kubernetes API
-/// by which its cell is sized, otherwise what CRI carries. CPU shares are 1,024 a CPU
-/// (`MilliCPUToShares` of the kubelet).
+/// Returns the resources of a pod: from its annotations, or else from the Kubernetes API as its
+/// cell is sized, or else from CRI. A CPU has 1,024 CPU shares (`MilliCPUToShares` of the kubelet).
 fn resources(
     config: &cri::PodSandboxConfig,
     of_api: Option<ApiRequests>,
 ) -> Option<admin::Resources> {
     let own = config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
-    // A pod whose annotations are refused gets no cell.
+    // A pod with refused annotations gets no cell.
     let asked = annotations::parse(&config.annotations).ok();
     let annotated = asked.filter(|it| {
         let is_sized = it.milli_cpus.is_some() || it.memory_bytes.is_some() || it.gpu.is_some();
@@ -231,7 +230,7 @@ mod tests {
 
     /// Verifies O20.
     #[test]
-    fn resources_of_annotations_win_over_those_of_the_api_and_these_over_those_of_cri() {
+    fn resources_come_from_annotations_before_the_api_before_cri() {
         let config = |shares: i64, annotations: &[(&str, &str)]| cri::PodSandboxConfig {
             linux: Some(cri::LinuxPodSandboxConfig {
                 resources: (shares > 0).then(|| cri::LinuxContainerResources {
@@ -258,7 +257,7 @@ mod tests {
         assert_eq!(shown(&config(512, &gpu)), Some((500, 1 << 30, 2, false)));
         let sustained = [("cpu", "1500m"), ("sustained-cpu", "true")];
         assert_eq!(shown(&config(0, &sustained)), Some((1500, 0, 0, true)));
-        // A pod with these is refused.
+        // A pod with this annotation is refused.
         assert_eq!(shown(&config(0, &[("cpu", "x")])), None);
         let of_api = ApiRequests {
             milli_cpu_request: 300,
@@ -277,7 +276,7 @@ mod tests {
 
     /// Verifies O20.
     #[test]
-    fn addresses_are_those_of_the_pod_and_what_else_its_instance_has() {
+    fn addresses_include_the_pods_and_further_ones_of_its_instance() {
         let shown = |names: InstanceNames| {
             let addresses = addresses(vec!["10.0.0.9".to_owned()], names);
             let text = |it: &admin::Address| format!("{} {}", it.r#type, it.address);

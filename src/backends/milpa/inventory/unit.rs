@@ -9,10 +9,10 @@ use crate::backends::milpa::{
     pods::Container,
 };
 
-/// Annotation with the container that kubectl takes without a name.
+/// Annotation with the default container of kubectl.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
-/// Returns the annotations of a pod, which may have changed since its sandbox was made.
+/// Returns the annotations of a pod, which may have changed since the creation of its sandbox.
 pub(super) fn annotations(
     first: HashMap<String, String>,
     current: HashMap<String, String>,
@@ -28,8 +28,8 @@ const PULL_ERROR: &str = "ErrImagePull";
 pub(super) struct Failures(pub(super) ImageFailures);
 
 impl Failures {
-    /// Returns the messages of a pod's units: those with containers, and the images of failed
-    /// pulls, for which CRI names no container.
+    /// Returns the messages of a pod's units: a unit for each container name, and for each image
+    /// with a failed pull, because CRI names no container for a pull.
     pub(super) fn units(&self, known: &[Unit]) -> Vec<admin::Unit> {
         let waiting = self.pulls_since(known).map(|(image, error)| waiting(image, error));
         known.iter().map(Unit::message).chain(waiting).collect()
@@ -42,8 +42,7 @@ impl Failures {
             .unwrap_or_default()
     }
 
-    /// Returns the images of failed pulls, of which no container was created since, with the
-    /// errors.
+    /// Returns the images and errors of failed pulls without a later container of that image.
     fn pulls_since<'a>(&'a self, known: &'a [Unit]) -> impl Iterator<Item = (&'a str, &'a str)> {
         let is_over = |image: &str, failed: i64| {
             known.iter().any(|unit| unit.created() > failed && is_same_image(&unit.image(), image))
@@ -66,7 +65,7 @@ fn waiting(image: &str, error: &str) -> admin::Unit {
     }
 }
 
-/// Returns the error of a pull, as the original had it.
+/// Returns the error of a failed pull, in the original wording.
 fn error_of_pull(of: &str, error: &str) -> String {
     format!("Error pulling {of}: {error}")
 }
@@ -75,15 +74,14 @@ fn error_of_pull(of: &str, error: &str) -> String {
 #[derive(Debug, Clone)]
 pub(super) struct Unit {
     pub(super) name: String,
-    /// Its latest container.
+    /// The latest container.
     pub(super) latest: Container,
     first_sequence: u64,
     first_created: i64,
 }
 
 impl Unit {
-    /// Returns the units that have containers, in the order of the earliest containers that are
-    /// left.
+    /// Returns the units with containers, in the order of each unit's earliest remaining container.
     pub(super) fn all(containers: Vec<Container>) -> Vec<Self> {
         let mut by_name: HashMap<String, Self> = HashMap::new();
         for container in containers {
@@ -111,9 +109,10 @@ impl Unit {
         units
     }
 
-    /// Returns the unit that a request without a name means: that of kubectl's annotation, or the
-    /// first that is no init container. A kubelet does not say which are: those that have succeeded
-    /// before the next unit was created, as it creates no container beside an init container.
+    /// Returns the default unit: the unit in kubectl's annotation, or the first that is not an init
+    /// container. A kubelet does not mark init containers. A container that succeeded before the
+    /// next unit was created counts as an init container, because a kubelet creates no container
+    /// beside one.
     pub(super) fn default_of<'a>(
         units: &'a [Self],
         annotations: &HashMap<String, String>,
@@ -134,12 +133,12 @@ impl Unit {
         self.latest.exited() && status.exit_code == 0 && status.finished_unix_nanos <= time
     }
 
-    /// Returns the time at which its latest container was created, in nanoseconds since 1970.
+    /// Returns the creation time of the latest container, in nanoseconds since 1970.
     fn created(&self) -> i64 {
         self.latest.meta().created_unix_nanos
     }
 
-    /// Returns its image, as the user names it.
+    /// Returns the image as the user names it.
     fn image(&self) -> String {
         image_of(&self.latest.meta().config.unwrap_or_default())
     }
@@ -179,7 +178,7 @@ impl Unit {
     }
 }
 
-/// Returns the image of a container, as the user names it.
+/// Returns the image of a container as the user names it.
 fn image_of(config: &cri::ContainerConfig) -> String {
     let cri::ImageSpec { image, user_specified_image, .. } =
         config.image.clone().unwrap_or_default();
@@ -194,8 +193,8 @@ mod tests {
 
     const SECOND: i64 = 1_000_000_000;
 
-    /// Returns the containers of a pod: each with its name, attempt, creation, end and exit code in
-    /// seconds; an end of 0 stands for one that runs.
+    /// Returns the containers of a pod, from name, attempt, creation, end and exit code, with times
+    /// in seconds. An end of 0 means that the container runs.
     fn containers(of: &[(&str, u32, i64, i64, i32)]) -> Vec<Container> {
         let pods = Pods::new();
         let sandbox = store::SandboxMeta {
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn default_unit_is_the_first_that_is_no_init_container() {
+    fn default_unit_is_the_first_that_is_not_an_init_container() {
         let none = HashMap::new();
         let default = |units: &[Unit], annotations: &_| {
             Unit::default_of(units, annotations).map(|unit| unit.name.clone()).unwrap()
@@ -246,7 +245,7 @@ mod tests {
             (names(&units), default(&units, &none).as_str()),
             (vec!["first", "second", "main"], "main")
         );
-        // While they run, and after one has failed, there is no other.
+        // While init containers run, and after a failed init container, there is no other unit.
         assert_eq!(default(&Unit::all(containers(&setup[..1])), &none), "first");
         let failed = [("first", 0, 1, 2, 1)];
         assert_eq!(default(&Unit::all(containers(&failed)), &none), "first");
@@ -263,14 +262,14 @@ mod tests {
         assert!(Unit::default_of(&[], &none).is_none());
     }
 
-    /// Returns failures with a pull of an image that failed at a time in seconds.
+    /// Returns the failed pull of an image at a time in seconds.
     fn failed_pull(image: &str, at: i64) -> Failures {
         let failure = PullFailure { error: "no host".to_owned(), unix_nanos: at * SECOND };
         Failures([(image.to_owned(), failure)].into())
     }
 
     #[test]
-    fn failed_pull_of_a_kubelets_pod_is_a_unit_until_its_container_is_created() {
+    fn failed_pull_is_a_unit_until_its_container_is_created() {
         let known = Unit::all(containers(&[("main", 0, 5, 0, 0)]));
         let names = |units: &[admin::Unit]| -> Vec<String> {
             units.iter().map(|unit| unit.name.clone()).collect()
@@ -280,7 +279,7 @@ mod tests {
         assert_eq!(names(&units), ["main", "absent:1"]);
         assert!(units[1].start_failure && units[1].message.ends_with("no host"), "{units:?}");
         assert_eq!(failures.last_pull(&known), "Error pulling image absent:1: no host");
-        // The containers above have no image.
+        // The containers above have an empty image reference.
         for (failed, expected) in [(4, &["main"][..]), (6, &["main", ""])] {
             assert_eq!(names(&failed_pull("", failed).units(&known)), expected, "{failed}");
         }

@@ -8,7 +8,7 @@ use kiyot_proto::admin;
 use super::{Inventory, PodItem, PodKey};
 
 impl Inventory {
-    /// Returns the usage of the pods of keys, by the last report of their cells.
+    /// Returns the usage of the pods with these keys, from the last reports of their cells.
     pub fn usage(&self, keys: &[PodKey]) -> Vec<admin::PodUsage> {
         keys.iter().filter_map(|key| self.usage_of(key)).collect()
     }
