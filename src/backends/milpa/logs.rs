@@ -36,7 +36,7 @@ mod source;
 mod tests;
 mod writer;
 
-/// Most commands that wait for a writer.
+/// Bounds the commands that wait for a writer.
 const MAX_QUEUED_COMMANDS: usize = 16;
 
 /// Route of a container's log from the cell to the node.
@@ -48,13 +48,13 @@ pub struct LogRoute {
     pub node_path: PathBuf,
     /// Path below the cell's `pod_dir`.
     pub cell_path: String,
-    /// Position in the cell's log at which the node's file begins. Negative if the file had this
-    /// many bytes before the container.
+    /// Position in the cell's log at which the node's file begins. Negative if the file already had
+    /// this many bytes.
     pub base: i64,
 }
 
-/// Records where log files begin, when that changes by itself: a file was truncated on the node, or
-/// a cell has discarded a part of a log.
+/// Records the base of a log when it changes without a request: a file was truncated on the node,
+/// or a cell has discarded a part of a log.
 #[async_trait]
 pub trait BaseStore: Send + Sync + 'static {
     /// Records a container's base. The implementation logs its failures.
@@ -66,11 +66,11 @@ pub trait BaseStore: Send + Sync + 'static {
 pub struct Logs {
     routes: Mutex<Routes>,
     bases: Bases,
-    /// Bytes that were written to files of the node.
+    /// Bytes written to files of the node.
     bytes: ByteCounter,
 }
 
-/// Recipient of new bases, once it is set.
+/// Recipient of new bases, after it is set.
 #[derive(Default, Clone)]
 struct Bases(Arc<OnceLock<Weak<dyn BaseStore>>>);
 
@@ -82,7 +82,7 @@ impl Bases {
     }
 }
 
-/// Writers, and the containers by the path of their log.
+/// Writers, and the containers by the path of their logs.
 #[derive(Default)]
 struct Routes {
     writers: HashMap<ContainerId, WriterHandle>,
@@ -121,7 +121,7 @@ impl Logs {
         Arc::default()
     }
 
-    /// Returns the counter of the bytes that are written to files of the node.
+    /// Returns the counter of bytes written to files of the node.
     pub fn bytes(&self) -> ByteCounter {
         self.bytes.clone()
     }
@@ -132,25 +132,24 @@ impl Logs {
     }
 
     /// Creates the node's file (before StartContainer returns) and follows the cell's log from the
-    /// position base + the file's length. Called again for a container, it continues with this
-    /// cell's link.
+    /// position base + the file's length. A repeated call for a container replaces the cell's link.
     ///
-    /// INTERNAL, naming the path, if the file can't be created: its last component must not be a
-    /// link, and its parent must exist.
+    /// INTERNAL with the path if the file can't be created. Its last component must not be a link,
+    /// and its parent must exist.
     pub async fn follow(self: &Arc<Self>, cell: &Cell, route: LogRoute) -> Result<(), Failure> {
         self.follow_from(&cell.id, Arc::new(CellLogs(CellClient::new(cell))), route).await
     }
 
     /// Continues the log of an exited container if its file exists; otherwise the kubelet has
-    /// removed it. Returns true if it wasn't followed before.
+    /// removed it. Returns whether following began with this call.
     ///
     /// INTERNAL like [`Self::follow`].
     pub async fn resume(self: &Arc<Self>, cell: &Cell, route: LogRoute) -> Result<bool, Failure> {
         self.resume_from(&cell.id, Arc::new(CellLogs(CellClient::new(cell))), route).await
     }
 
-    /// Returns the base of a new container's log. As with containerd, present content of the node's
-    /// file stays, and the log is appended.
+    /// Returns the base of a new container's log. As with containerd, existing content of the
+    /// node's file stays, and the log is appended.
     pub async fn base_for(node_path: PathBuf) -> i64 {
         -i64::try_from(file::length_of(node_path).await).unwrap_or(i64::MAX)
     }
@@ -186,7 +185,7 @@ impl Logs {
         Ok(file.is_some_and(|file| self.write(cell, source, route, file)))
     }
 
-    /// Starts a writer; returns false if it exists.
+    /// Starts a writer. Returns false if the container has a writer already.
     fn write(
         &self,
         cell: &CellId,
@@ -194,8 +193,8 @@ impl Logs {
         route: LogRoute,
         file: file::NodeFile,
     ) -> bool {
-        // Checked under the lock that inserts, as another call may have been faster: of two
-        // writers, the first would be aborted within a write.
+        // Checked under the lock that inserts, because a concurrent call may have inserted a
+        // writer: replacing it would abort it within a write.
         let mut routes = self.routes();
         if routes.update_source(cell, &source, &route) {
             return false;
@@ -225,12 +224,12 @@ impl Logs {
         true
     }
 
-    /// Gives an existing writer this link.
+    /// Replaces the link of an existing writer. Returns whether there is a writer.
     fn is_followed(&self, cell: &CellId, source: &Arc<dyn Source>, route: &LogRoute) -> bool {
         self.routes().update_source(cell, source, route)
     }
 
-    /// Handles a report that a cell's log has grown to `size` bytes. Ignored if the log isn't
+    /// Handles a report that a cell's log has grown to `size` bytes. Ignores a log that isn't
     /// followed.
     pub fn on_growth(&self, cell: &CellId, cell_path: &str, size: u64) {
         let routes = self.routes();
@@ -247,8 +246,9 @@ impl Logs {
         }
     }
 
-    /// Waits until the node's file has everything that the container wrote, at most for `within`.
-    /// Called before an exit is reported. Returns false on a timeout or if the log isn't followed.
+    /// Waits until the node's file has everything that the container wrote, but no longer than
+    /// `within`. Called before an exit is reported. Returns whether the file is complete: false on
+    /// a timeout, or if the log isn't followed.
     pub async fn drain(&self, container: &ContainerId, within: Duration) -> bool {
         tokio::time::timeout(within, self.wait_complete(container)).await.unwrap_or_else(|_| {
             tracing::warn!(
@@ -260,7 +260,7 @@ impl Logs {
         })
     }
 
-    /// Waits until the node's file has everything that the container wrote; returns false if the
+    /// Waits until the node's file has everything that the container wrote. Returns false if the
     /// log isn't followed.
     pub async fn wait_complete(&self, container: &ContainerId) -> bool {
         let Some(commands) = self.commands(container) else { return false };
@@ -268,11 +268,11 @@ impl Logs {
         commands.send(Command::Drain(done)).await.is_ok() && drained.await.is_ok()
     }
 
-    /// Serves `ReopenContainerLog`: flushes, recreates the file, and returns its base, which the
-    /// caller records before it responds.
+    /// Serves `ReopenContainerLog`: flushes, recreates the file, and returns its base. The caller
+    /// records the base before it responds.
     ///
-    /// NOT_FOUND if the container's log isn't followed, INTERNAL if the new file can't be created:
-    /// the old one then continues.
+    /// NOT_FOUND if the container's log isn't followed. INTERNAL if the new file can't be created:
+    /// the old file then continues.
     pub async fn reopen(&self, container: &ContainerId) -> Result<i64, Failure> {
         let commands = self.commands(container).ok_or_else(|| {
             Failure::node(
@@ -284,7 +284,7 @@ impl Logs {
         let ended = || {
             Failure::node(
                 Code::Aborted,
-                format!("the log of container {container} is followed no more"),
+                format!("the log of container {container} is no longer followed"),
             )
         };
         commands.send(Command::Reopen(done)).await.map_err(|_| ended())?;

@@ -12,11 +12,11 @@ use bytes::Bytes;
 
 use crate::blocking::blocking;
 
-/// Files that were flushed to the disk, each with its length then.
+/// Files flushed to the disk, with their lengths at that time.
 #[cfg(test)]
 pub(super) static SYNCED: std::sync::Mutex<Vec<(FileId, u64)>> = std::sync::Mutex::new(Vec::new());
 
-/// Open log file, for appending. Never opened through a link.
+/// Log file open for appending. Never opened through a link.
 #[derive(Debug)]
 pub(super) struct NodeFile {
     path: PathBuf,
@@ -29,7 +29,7 @@ pub(super) struct NodeFile {
 pub(super) struct FileEnd {
     /// Length of the file in bytes.
     pub(super) length: u64,
-    /// True if the last line has no line end.
+    /// True if the last line is incomplete.
     pub(super) within_line: bool,
 }
 
@@ -70,7 +70,7 @@ impl NodeFile {
         .await
     }
 
-    /// Opens the file that has the name now.
+    /// Opens the file that now has this name.
     pub(super) async fn reopen(&self) -> io::Result<Self> {
         Self::open(self.path.clone()).await
     }
@@ -94,7 +94,7 @@ impl NodeFile {
         .await
     }
 
-    /// Returns true if the file was deleted and another one has its name.
+    /// Returns whether the file was deleted or renamed, and another file has its name.
     pub(super) async fn is_replaced(&self) -> io::Result<bool> {
         let (file, path) = (Arc::clone(&self.file), self.path.clone());
         blocking(move || {

@@ -1,10 +1,10 @@
-//! Note in a log in place of bytes that its cell has discarded.
+//! Note in a log in place of bytes discarded by the cell.
 
 use bytes::Bytes;
 use jiff::Timestamp;
 
-/// Returns a line in the format of CRI's logs, as if from the container's standard error. With
-/// `within_line`, the file ends within a line, which is ended first.
+/// Returns a line in CRI's log format, as if from the container's standard error. If the file ends
+/// within a line (`within_line`), ends that line first.
 pub(super) fn note(within_line: bool, bytes: u64, now: Timestamp) -> Bytes {
     let end = if within_line { "\n" } else { "" };
     format!(

@@ -18,7 +18,7 @@ use crate::backends::milpa::{
 pub(super) enum Part {
     /// The next bytes.
     Bytes(Bytes),
-    /// This many bytes were discarded by the cell. A line begins after them.
+    /// The cell has discarded this many bytes. A line begins after them.
     Gap(u64),
 }
 
@@ -59,13 +59,13 @@ impl Source for CellLogs {
     }
 }
 
-/// Returns the gap and the bytes of a message. An agent that sends messages without either would
-/// have its log read without end.
+/// Returns the gap and the bytes of a message. An endless stream of messages without either would
+/// be read for ever.
 fn parts_of(message: LogPart) -> Result<[Option<Part>; 2], Failure> {
     let gap = (message.gap > 0).then_some(Part::Gap(message.gap));
     let bytes = (!message.content.is_empty()).then_some(Part::Bytes(message.content));
     if gap.is_none() && bytes.is_none() {
-        return Err(Failure::cell(Code::Internal, "a part of a log without gap and content"));
+        return Err(Failure::cell(Code::Internal, "log part without gap or content"));
     }
     Ok([gap, bytes])
 }

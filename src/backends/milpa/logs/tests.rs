@@ -20,11 +20,11 @@ use super::{source::Part, *};
 struct FakeLog {
     log: Mutex<Vec<u8>>,
     part: usize,
-    /// Number of reads that fail after their first part.
+    /// Number of reads to fail after their first part.
     breaks: AtomicUsize,
     reads: AtomicUsize,
     trimmed: AtomicU64,
-    /// Start of the kept content, where a line begins.
+    /// Start of the kept content, at the beginning of a line.
     kept_from: AtomicU64,
 }
 
@@ -174,7 +174,7 @@ async fn idle_log_is_not_read() {
     let reads = scene.fake.reads.load(Ordering::SeqCst);
     scene.logs.on_growth(&scene.cell, "logs/0.log", 4);
     scene.logs.on_growth(&scene.cell, "logs/0.log", 2);
-    // A writer handles the reopening only when it waits for growth.
+    // A writer handles the reopening only while it waits for growth.
     scene.logs.reopen(&scene.container).await.unwrap();
     assert_eq!(scene.fake.reads.load(Ordering::SeqCst), reads);
 }
@@ -184,7 +184,7 @@ async fn absent_log_is_read_when_it_appears() {
     let scene = Scene::new(100);
     scene.follow(0).await.unwrap();
     scene.drain().await;
-    // A read at the start, and another for the drain at most: the cell isn't polled.
+    // A read at the start, and at most another for the drain: the cell isn't polled.
     assert!(scene.fake.reads.load(Ordering::SeqCst) <= 2);
     scene.write("one\n");
     wait_for("the first line is in the file", || read(&scene.path()) == "one\n").await;
@@ -202,7 +202,7 @@ async fn rotation_keeps_every_byte_once() {
     let base = scene.logs.reopen(&scene.container).await.unwrap();
     let metadata = fs::metadata(&old).unwrap();
     assert_eq!(base, metadata.len() as i64);
-    // A power failure of the node must not cut off bytes that the base says are on the node.
+    // A power failure of the node must not cut off bytes that the base counts.
     let synced = file::SYNCED.lock().unwrap().clone();
     assert!(synced.contains(&((metadata.dev(), metadata.ino()), metadata.len())));
     assert!(scene.path().is_file());
@@ -243,7 +243,7 @@ async fn rotation_during_a_read_falls_between_lines() {
 async fn rotation_within_a_line_waits_for_its_available_end() {
     let scene = Scene::new(7);
     scene.follow(0).await.unwrap();
-    // Repeated, because growth and rotation are concurrent, and either may be seen first.
+    // Repeated, because growth and rotation are concurrent: the writer may see either first.
     for number in 0..20 {
         scene.write("half of a line");
         scene.drain().await;
@@ -333,7 +333,7 @@ async fn lost_part_is_noted_as_gap_and_followed_by_a_line() {
     scene.write(&"some line\n".repeat(10));
     scene.follow(0).await.unwrap();
     scene.drain().await;
-    // The file is removed during downtime, and the cell has discarded most of the log.
+    // The file is removed during the downtime, and the cell has discarded most of the log.
     scene.crash();
     fs::remove_file(scene.path()).unwrap();
     scene.fake.kept_from.store(80, Ordering::SeqCst);
@@ -343,7 +343,7 @@ async fn lost_part_is_noted_as_gap_and_followed_by_a_line() {
     let (note, rest) = file.split_once('\n').unwrap();
     assert!(note.contains(" stderr F kiyot: 80 bytes "), "{note}");
     assert_eq!(rest, "some line\n".repeat(2));
-    // The new base is recorded: neither the gap nor a line is repeated.
+    // The new base is recorded, so that neither the gap nor a line is repeated.
     let base = scene.kept().unwrap();
     assert_eq!(base, 100 - i64::try_from(file.len()).unwrap());
     scene.crash();
@@ -367,7 +367,7 @@ async fn gap_after_a_partial_line_ends_it() {
     assert!(lines[2].contains(" stderr F kiyot: 3 bytes "), "{file}");
 }
 
-/// Log of a hostile cell: a line without end, of which a part is sent each second.
+/// Log of a hostile cell: a line without an end; the cell sends a part each second.
 #[derive(Default)]
 struct EndlessLog {
     reads: AtomicUsize,
@@ -400,7 +400,7 @@ impl Source for EndlessLog {
 }
 
 impl EndlessLog {
-    /// Waits, with a paused clock, until it has sent parts.
+    /// Waits, with a paused clock, until the cell has sent this many parts.
     async fn has_sent(&self, parts: usize) {
         while self.sent.load(Ordering::SeqCst) < parts {
             tokio::time::sleep(Duration::from_secs(1)).await;
@@ -425,7 +425,7 @@ async fn line_without_an_end_does_not_hold_rotations() {
         assert_eq!(read(&old).replace("no end ", ""), "");
         assert!(scene.path().is_file());
     }
-    // It is bounded by the caller, as an endless log is never complete.
+    // The caller bounds the drain, because an endless log is never complete.
     assert!(!scene.logs.drain(&scene.container, Duration::from_secs(60)).await);
     assert_eq!(endless.reads.load(Ordering::SeqCst), 1);
 }
@@ -444,12 +444,12 @@ async fn gaps_without_end_write_a_bounded_number_of_notes_and_records() {
         scene.logs.on_growth(&scene.cell, "logs/0.log", u64::MAX - 1_000 + size);
         scene.logs.reopen(&scene.container).await.unwrap();
     }
-    // The writer has handled all growth when it waits for a part of the last read, or pauses.
+    // After handling all growth, the writer waits for a part of the last read, or pauses.
     let (notes, records) =
         (read(&scene.path()).lines().count(), scene.bases.0.lock().unwrap().len());
     assert!((1..=MAX_GAPS).contains(&notes), "{notes} notes");
     assert!((1..=MAX_GAPS).contains(&records), "{records} records");
-    // The log goes on in the next period.
+    // The log continues in the next period.
     cell.is_honest.store(true, Ordering::SeqCst);
     tokio::time::sleep(Duration::from_secs(61)).await;
     scene.logs.on_growth(&scene.cell, "logs/0.log", u64::MAX);
@@ -458,7 +458,7 @@ async fn gaps_without_end_write_a_bounded_number_of_notes_and_records() {
     }
 }
 
-/// Log of a hostile cell, of which each read has gaps only.
+/// Log of a hostile cell: each read has only gaps.
 #[derive(Default)]
 struct GapLog {
     is_honest: std::sync::atomic::AtomicBool,
@@ -582,8 +582,8 @@ async fn ended_log_is_completed_unless_its_file_was_removed() {
     assert!(scene.drain().await);
     scene.crash();
     scene.write("two\n");
-    assert!(scene.resume(0).await, "from now on");
-    assert!(!scene.resume(0).await, "it is followed already");
+    assert!(scene.resume(0).await, "following begins with this call");
+    assert!(!scene.resume(0).await, "the log is followed already");
     assert!(scene.logs.wait_complete(&scene.container).await);
     assert_eq!(read(&scene.path()), "one\ntwo\n");
     scene.crash();
@@ -617,7 +617,7 @@ proptest! {
             1 => Just(Step::Break)
         ], 0..20),
     ) {
-        // Each run of kiyot has its own runtime, because dropping it waits for pending writes.
+        // Each run of kiyot has its own runtime: dropping the runtime waits for pending writes.
         let (mut scene, mut base) = (Scene::new(part), 0);
         let (mut rotated, mut written) = (Vec::new(), 0_u64);
         let mut runtime = new_runtime();

@@ -33,7 +33,7 @@ use crate::{
     metrics::ByteCounter,
 };
 
-/// First and longest pause after a failure of the disk or the cell; doubled in between.
+/// First and longest pause after a failure of the disk or the cell; each pause doubles.
 const BACKOFF_RANGE: (Duration, Duration) = if cfg!(test) {
     (Duration::from_millis(10), Duration::from_millis(10))
 } else {
@@ -43,23 +43,23 @@ const BACKOFF_RANGE: (Duration, Duration) = if cfg!(test) {
 /// Longest silence of a cell within a log.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Longest wait of a reopening for the end of a line, while the cell sends one without an end.
+/// Longest wait of a reopening for the end of a line, while the cell sends no line end.
 const LINE_END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Most gaps in each [`GAP_PERIOD`], as each writes a note and a record. A cell that discards what
-/// is not fetched makes twelve.
+/// Bounds the gaps in each [`GAP_PERIOD`], because each gap writes a note and a record. A cell that
+/// discards unfetched content makes twelve.
 const MAX_GAPS: u32 = 60;
 
-/// Time after which the count of gaps restarts.
+/// Period in which gaps are counted.
 const GAP_PERIOD: Duration = Duration::from_secs(60);
 
-/// Bytes on the node's disk after which the cell discards its copy of them.
+/// Bytes on the node's disk after which the cell discards its copy.
 const TRIM_INTERVAL_BYTES: u64 = 8 << 20;
 
 /// Known state of a log in its cell.
 #[derive(Clone)]
 pub(super) struct CellLog {
-    /// Link that it is read over.
+    /// Link over which the log is read.
     pub(super) source: Arc<dyn Source>,
     /// Size in bytes that the cell reported.
     pub(super) size: u64,
@@ -76,13 +76,13 @@ pub(super) enum Command {
     Reopen(oneshot::Sender<Result<i64, Failure>>),
 }
 
-/// Reopening that waits for the end of a line.
+/// Reopening that waits for a line end.
 #[derive(Debug)]
 struct PendingReopen {
     done: oneshot::Sender<Result<i64, Failure>>,
-    /// True if it ends with the next read at the latest.
+    /// True if the next read is the last wait.
     last: bool,
-    /// Time at which it waits no longer.
+    /// Time at which the wait ends.
     deadline: Instant,
 }
 
@@ -107,11 +107,11 @@ enum WriterError {
 pub(super) struct Writer {
     route: LogRoute,
     file: NodeFile,
-    /// File before the last reopening, and its base: the kubelet renames it back if it takes the
-    /// reopening for failed.
+    /// File before the last reopening, and its base: after a failed reopening, the kubelet renames
+    /// this file back.
     previous: Option<(FileId, i64)>,
     base: i64,
-    /// Position in the cell's log; `None` until the file was examined.
+    /// Position in the cell's log; `None` until the file is examined.
     position: Option<u64>,
     bases: Bases,
     cell_log: Arc<Watch<CellLog>>,
@@ -121,9 +121,9 @@ pub(super) struct Writer {
     drains: Vec<oneshot::Sender<()>>,
     /// True if the file ends within a line.
     mid_line: bool,
-    /// Reopening that waits for the end of the line, so that no file begins within a line.
+    /// Reopening that waits for a line end, so that no file begins within a line.
     pending_reopen: Option<PendingReopen>,
-    /// Size and counter that the last complete read knew.
+    /// Size and reread counter at the last complete read.
     read: (u64, u64),
     trimmed: u64,
     trimming: Option<AbortOnDropHandle<()>>,
@@ -133,7 +133,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Creates a writer that hasn't started.
+    /// Creates a writer without starting it.
     pub(super) fn new(
         route: LogRoute,
         file: NodeFile,
@@ -173,7 +173,7 @@ impl Writer {
         loop {
             if !self.is_behind() && self.pending_reopen.is_none() {
                 tokio::select! {
-                    // Reads on for the end of the line, which may have come by now.
+                    // Reads on first: the end of the line may have come already.
                     command = self.commands.recv() => {
                         Box::pin(self.handle_between_lines(command)).await;
                     }
@@ -185,11 +185,11 @@ impl Writer {
             let read = Box::pin(self.read_to_end()).await;
             if let Some(pending_reopen) = self.pending_reopen.take() {
                 if read.is_ok() && !pending_reopen.last && self.is_behind() {
-                    // The growth since may end the line.
+                    // Growth during the read may end the line.
                     self.pending_reopen = Some(PendingReopen { last: true, ..pending_reopen });
                 } else {
-                    // The line has no end yet, or the cell doesn't respond: the kubelet doesn't
-                    // wait.
+                    // The line still has no end, or the cell doesn't respond: the kubelet doesn't
+                    // wait longer.
                     Box::pin(self.handle(Command::Reopen(pending_reopen.done))).await;
                 }
             }
@@ -218,7 +218,7 @@ impl Writer {
         }
     }
 
-    /// Returns true if the cell has more, or may have.
+    /// Returns whether the cell has, or may have, more of the log.
     fn is_behind(&mut self) -> bool {
         let known = self.cell_log.with(|cell_log| (cell_log.size, cell_log.rereads));
         !self.drains.is_empty()
@@ -233,10 +233,10 @@ impl Writer {
         let drains = self.drains.len();
         let mut parts = match self.open(&cell_log).await {
             Ok(parts) => parts,
-            // The container hasn't started. Its first line causes a report.
+            // The container hasn't started: its first line will cause a report.
             Err(failure) if failure.code() == Code::NotFound => stream::empty().boxed(),
-            // The cell's log is shorter than the node's file, so it isn't the same log. There is
-            // nothing to copy, and nothing to wait for.
+            // The cell's log is shorter than the node's file, so it is another log: there is
+            // nothing to copy or wait for.
             Err(failure) if failure.code() == Code::OutOfRange => {
                 if let Some(suppressed) = self.log_limit.admit() {
                     let (container, path) = (&self.route.container, self.route.node_path.display());
@@ -293,7 +293,7 @@ impl Writer {
         }
     }
 
-    /// Determines the position again, and the file, if another one has its name.
+    /// Determines the position again. If another file has the name, opens that file.
     async fn locate(&mut self) -> io::Result<()> {
         let mut is_another = self.file.is_replaced().await?;
         if is_another {
@@ -301,7 +301,7 @@ impl Writer {
             if let Some((id, base)) = self.previous.take()
                 && id == self.file.id()
             {
-                // Bytes that went to the later file are lost with it, and are read again.
+                // Bytes written to the later file are lost with it, and are read again.
                 (self.base, self.position, is_another) = (base, None, false);
                 self.bases.keep(&self.route.container, base).await;
             }
@@ -314,7 +314,7 @@ impl Writer {
                 self.rebase(before, end.length).await
             }
             Some(_) => {}
-            // Content from before this log was removed from the file meanwhile.
+            // Content from before this log was meanwhile removed from the file.
             None => self.base = self.base.max(0_i64.saturating_sub_unsigned(end.length)),
         }
         self.position = Some(position(self.base, end.length));
@@ -335,7 +335,7 @@ impl Writer {
         self.bases.keep(&self.route.container, self.base).await;
     }
 
-    /// Continues after bytes that the cell has discarded, and notes that in the file.
+    /// Continues after bytes that the cell has discarded, and writes a note to the file.
     async fn skip(&mut self, bytes: u64) -> Result<(), WriterError> {
         if !self.gaps.admits(Instant::now()) {
             return Err(WriterError::Gaps);
@@ -351,8 +351,8 @@ impl Writer {
             );
         }
         let position = self.at().saturating_add(bytes);
-        // The note precedes the new base: if that isn't recorded, the next run finds the gap again
-        // and repeats the note.
+        // The note precedes the new base: if the base isn't recorded, the next run finds the gap
+        // again and repeats the note.
         self.file.append(gap::note(self.mid_line, bytes, jiff::Timestamp::now())).await?;
         self.mid_line = false;
         let length = self.file.end().await?.length;
@@ -382,7 +382,7 @@ impl Writer {
         if position.saturating_sub(self.trimmed) >= TRIM_INTERVAL_BYTES
             && self.trimming.as_ref().is_none_or(AbortOnDropHandle::is_finished)
         {
-            // A power failure of the node must not lose bytes that the cell discards.
+            // The bytes must survive a power failure of the node before the cell discards them.
             self.file.sync().await?;
             self.trimmed = position;
             let (source, route) =
@@ -400,7 +400,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Handles a command, a reopening within a line at the end of that line.
+    /// Handles a command. A reopening within a line waits for the end of the line.
     async fn handle_between_lines(&mut self, command: Command) {
         match command {
             Command::Reopen(done) if self.mid_line && self.pending_reopen.is_none() => {
@@ -421,7 +421,7 @@ impl Writer {
     async fn handle(&mut self, command: Command) {
         match command {
             Command::Drain(done) => self.drains.push(done),
-            // The caller is gone and would not record the new base.
+            // The caller has left, and would not record the new base.
             Command::Reopen(done) if done.is_closed() => {}
             Command::Reopen(done) => {
                 let (container, path) =
@@ -432,7 +432,7 @@ impl Writer {
                         format!("log file {} of container {container}: {error}", path.display()),
                     )
                 };
-                // If the caller is gone, the kubelet renames the old file back, which `locate`
+                // If the caller has left, the kubelet renames the old file back, which `locate`
                 // detects.
                 let _ = done.send(self.reopen().await.map_err(failed));
             }
@@ -447,8 +447,8 @@ impl Writer {
         let base =
             i64::try_from(position).map_err(io::Error::other)?.saturating_sub_unsigned(end.length);
         if file.id() != self.file.id() {
-            // The new base says that the node has these bytes: no later start reads them again, or
-            // sees that a power failure of the node has cut them off.
+            // The new base says that the node has these bytes: a later start does not read them
+            // again, even if a power failure of the node has cut them off.
             self.file.sync().await?;
             self.previous = Some((self.file.id(), self.base));
         }
@@ -479,13 +479,13 @@ impl Writer {
 /// Count of the gaps of a log.
 #[derive(Debug, Default)]
 struct GapLimit {
-    /// Begin of the current period; `None` before the first gap.
+    /// Beginning of the current period; `None` before the first gap.
     began: Option<Instant>,
     gaps: u32,
 }
 
 impl GapLimit {
-    /// Counts a gap. Returns false for more than [`MAX_GAPS`] in a period.
+    /// Counts a gap. Returns whether the period has at most [`MAX_GAPS`].
     fn admits(&mut self, now: Instant) -> bool {
         if self.began.is_none_or(|began| now.saturating_duration_since(began) >= GAP_PERIOD) {
             (self.began, self.gaps) = (Some(now), 0);
