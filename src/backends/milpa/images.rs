@@ -55,16 +55,17 @@ mod shared_layers;
 mod tests;
 mod unpacked;
 
-/// Most credentials in memory; each may take a few KiB.
+/// Bounds the credentials in memory; each may take a few KiB.
 const MAX_CREDENTIALS: usize = 1_024;
 
-/// Wait for the node's containerd while it restarts; systemd starts one that was killed after 5 s.
+/// Bounds the wait for a restart of the node's containerd; systemd restarts a killed containerd
+/// after 5 s.
 const NODE_RESTART_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Pause between the attempts to reach the node's containerd.
 const NODE_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// Most names that an image gets in a cell.
+/// Bounds the names of an image in a cell.
 const MAX_NAMES: usize = 64;
 
 /// Images of pods in cells.
@@ -73,7 +74,7 @@ pub struct Images {
     node: Box<dyn Node>,
     pause_image: Arc<PauseImage>,
     progress_timeout: Duration,
-    /// Images that cells reported, each until its cell ends.
+    /// Images reported by cells, until the cell ends.
     reported: Reports,
     /// Credentials by pod UID and reference. Never logged, never on disk.
     credentials: BoundedMap<(String, String), cri::AuthConfig>,
@@ -81,26 +82,27 @@ pub struct Images {
     /// Registry configuration of the node.
     registries: Option<Arc<Registries>>,
     image_locks: KeyLocks<(CellId, String)>,
-    /// Copies to a cell follow each other: they share its link, and its agent bounds the blobs that
-    /// it takes at the same time.
+    /// Copies to a cell run one after the other: they share its link, and its agent bounds the
+    /// blobs that it takes at a time.
     copy_locks: KeyLocks<CellId>,
-    /// Source of the images of cells.
+    /// Source from which cells get images.
     source: ImageSource,
     /// Limits of copies to cells on other machines.
     copy_limits: Option<Arc<CopyLimits>>,
     /// Unpacked layers of the node, for cells that see its files.
     shared: Option<SharedLayers>,
-    /// Bytes that were copied to cells.
+    /// Bytes copied to cells.
     bytes: ByteCounter,
-    /// Variables of the proxies of the daemon's environment.
+    /// Proxy variables of the daemon's environment.
     proxies: HashMap<String, String>,
 }
 
 impl Images {
     /// Creates the images of cells. `progress_timeout` bounds the time without progress of a copied
-    /// blob and of a pull. `registries` has the credentials for pulls without credentials of their
-    /// own. `send_rate` limits copies to cells on other machines; `None` without any. With the
-    /// daemon's state directory, cells that see the node's files mount the layers that it has.
+    /// blob and of a pull. `registries` has the credentials for pulls without credentials.
+    /// `send_rate` limits copies to cells on other machines; `None` if there are no such cells.
+    /// `shared_with` is the daemon's state directory: with it, cells that see the node's files
+    /// mount the node's unpacked layers.
     pub fn new(
         node: NodeImages,
         progress_timeout: Duration,
@@ -141,7 +143,7 @@ impl Images {
         }
     }
 
-    /// Returns the counter of the bytes that are copied from the node to cells.
+    /// Returns the counter of bytes copied from the node to cells.
     pub fn bytes(&self) -> ByteCounter {
         self.bytes.clone()
     }
@@ -156,12 +158,12 @@ impl Images {
         }
     }
 
-    /// Returns the proxies for the pulls of a cell on a machine of its own, by their variables.
+    /// Returns the proxies for pulls of a cell on another machine, by variable.
     pub fn proxies(&self) -> HashMap<String, String> {
         self.proxies.clone()
     }
 
-    /// Returns the settings of the node for pods in cells, as far as they are known.
+    /// Returns the node's settings that also hold for pods in cells, as far as they are known.
     pub async fn node_settings(&self) -> NodeSettings {
         match &self.registries {
             Some(registries) => registries.settings().await,
@@ -169,7 +171,8 @@ impl Images {
         }
     }
 
-    /// Returns the files of the registry configuration, for a cell that doesn't share the node's.
+    /// Returns the files of the registry configuration, for a cell that doesn't see the node's
+    /// files.
     pub async fn registry_files(&self) -> Vec<RegistryFile> {
         match &self.registries {
             Some(registries) => registries.files().await,
@@ -177,11 +180,11 @@ impl Images {
         }
     }
 
-    /// Serves `PullImage` for a pod in this cell, and fails with the cell's own failure.
+    /// Serves `PullImage` for a pod in this cell. Fails with the cell's own failure.
     ///
-    /// The kubelet calls it only if the registry must be asked, so the cell pulls, also by digest
-    /// and when the node has the image: the registry decides by the pod's credentials whether the
-    /// pod may have it. The kubelet sets no deadline; `progress_timeout` ends a stalled pull.
+    /// The kubelet calls it only if the registry must be asked. So the cell pulls, also by digest
+    /// and for an image on the node: the registry decides by the pod's credentials whether the pod
+    /// may have the image. The kubelet sets no deadline; `progress_timeout` ends a stalled pull.
     pub async fn pull(
         &self,
         cell: &Cell,
@@ -210,15 +213,15 @@ impl Images {
         }
         let _lock = self.image_locks.lock((cell.clone(), normalized(&reference))).await;
         let image_ref = self.pull_in_cell(cell, receiver, &reference, request.auth).await?;
-        // For the kubelet's getImageUser, which names no pod.
+        // For the kubelet's `getImageUser`, which does not name the pod.
         if let Some(image) = cell_image(receiver, &image_ref).await? {
             self.reported.put(cell, &reference, &image);
         }
         Ok(cri::PullImageResponse { image_ref })
     }
 
-    /// Serves `ImageStatus` for a pod in this cell: from the cell, otherwise from the node if it
-    /// can be copied.
+    /// Serves `ImageStatus` for a pod in this cell: from the cell, or else from the node if the
+    /// image can be copied.
     pub async fn status(
         &self,
         cell: &Cell,
@@ -252,14 +255,14 @@ impl Images {
         };
         match &on_node.image {
             Some(image) if self.can_copy(&image.id, architecture).await? => Ok(on_node),
-            // An unreachable cell is no reason to pull.
+            // An unreachable cell must not cause a pull.
             _ => in_cell,
         }
     }
 
-    /// Returns the image that cells reported for a reference, for an `ImageStatus` that names no
-    /// pod; `None` if it is unknown, or if cells differ in the image's user. Considers only cells
-    /// for which `has_pod` is true.
+    /// Returns the image that cells reported for a reference, for an `ImageStatus` without a pod;
+    /// `None` if no cell reported it, or if cells differ in the image's user. Considers only cells
+    /// with a pod (`has_pod`).
     pub fn reported(
         &self,
         reference: &str,
@@ -268,14 +271,14 @@ impl Images {
         self.reported.get(reference, has_pod)
     }
 
-    /// Makes an image present in a cell: it is already, is copied from the node, or is pulled with
-    /// the pod's credentials. Returns its id in the cell's containerd.
+    /// Makes an image present in a cell: an absent image is copied from the node, or pulled with
+    /// the pod's credentials. Returns the image's id in the cell's containerd.
     ///
     /// The pod's reference decides which image the node sends and the cell pulls: the id in the
-    /// kubelet's request may be the answer of a cell.
+    /// kubelet's request may come from a cell's response.
     ///
-    /// Fails with the cell's own failure of a pull, with NOT_FOUND if there is no reference to pull
-    /// by, FAILED_PRECONDITION if the reference now means another image.
+    /// Fails with the cell's own failure of a pull; with NOT_FOUND if there is no reference for a
+    /// pull; with FAILED_PRECONDITION if the reference now means another image.
     pub async fn ensure(
         &self,
         cell: &Cell,
@@ -302,8 +305,8 @@ impl Images {
     }
 
     /// Makes the pause image present in a cell, under the name in the configuration of the cell's
-    /// containerd. It belongs to the cell, not to the pod, so it is not reported unless a container
-    /// of the pod has the same image. Returns its id in the cell.
+    /// containerd. Returns its id in the cell. The image belongs to the cell, not to the pod: it is
+    /// not reported unless a container of the pod has the same image.
     pub async fn ensure_pause(&self, cell: &Cell) -> Result<String, Failure> {
         Box::pin(self.ensure_pause_in(&cell.id, &self.receiver(cell))).await
     }
@@ -318,8 +321,8 @@ impl Images {
         self.make_present(cell, receiver, &image, "").await.map(|(id, _)| id)
     }
 
-    /// Makes an image present in a cell as [`Self::ensure`] does. Returns its id and the cell's
-    /// status of it.
+    /// Makes an image present in a cell; see [`Self::ensure`]. Returns the image's id and its
+    /// status in the cell.
     async fn make_present(
         &self,
         cell: &CellId,
@@ -332,14 +335,14 @@ impl Images {
         let _lock = match self.image_locks.try_lock(key.clone()) {
             Some(lock) => lock,
             None => {
-                // A present image does not wait for a pull of its reference.
+                // A present image does not wait for another pull of its reference.
                 if let Some(found) = cell_image(receiver, wanted).await? {
                     return Ok((found.id.clone(), Some(found)));
                 }
                 self.image_locks.lock(key).await
             }
         };
-        // The previous holder of the lock may have brought it.
+        // The previous holder of the lock may have copied or pulled the image.
         if let Some(found) = cell_image(receiver, wanted).await? {
             return Ok((found.id.clone(), Some(found)));
         }
@@ -361,8 +364,8 @@ impl Images {
         }
     }
 
-    /// Has the node's runtime pull a pause image that the node has lost: a prune deletes it while
-    /// no pod on the node runs. After a failure the cell pulls it.
+    /// Makes the node's runtime pull a pause image that a prune has deleted, because no pod ran on
+    /// the node. After a failure the cell pulls the image.
     async fn ensure_on_node(&self, image: &str) {
         let ensured: Result<(), Failure> = async {
             if self.node.target(&normalized(image)).await?.is_none() {
@@ -377,7 +380,7 @@ impl Images {
         }
     }
 
-    /// Pulls an image in a cell. Returns its id and the cell's status of it.
+    /// Pulls an image in a cell. Returns the image's id and its status in the cell.
     async fn pull_present(
         &self,
         cell: &CellId,
@@ -402,7 +405,7 @@ impl Images {
                 Code::FailedPrecondition,
                 format!(
                     "image {wanted} is not in cell {cell}, and its reference {reference} means \
-                     {id} by now"
+                     {id} now"
                 ),
             ));
         }
@@ -420,30 +423,28 @@ impl Images {
         self.reported.forget(cell);
     }
 
-    /// Sets the cells that the daemon begins with, for which an earlier one may hold layers.
+    /// Sets the cells at the start of the daemon: a previous daemon may hold layers for them.
     pub fn begin_with(&self, cells: impl FnOnce() -> HashSet<CellId>) {
         if let Some(shared) = &self.shared {
             shared.begin_with(cells);
         }
     }
 
-    /// Releases the layers that the node holds for an ended cell.
+    /// Releases the node's layers that are held for an ended cell.
     pub async fn release_layers(&self, cell: &CellId) {
         if let Some(shared) = &self.shared {
             shared.release(cell).await;
         }
     }
 
-    /// Releases the layers that the node holds for cells that are not known, which ended without
-    /// the daemon.
+    /// Releases the node's layers that are held for unknown cells, which ended while no daemon ran.
     pub async fn release_unknown_layers(&self, known: impl Fn() -> HashSet<CellId>) {
         if let Some(shared) = &self.shared {
             shared.release_unknown(known).await;
         }
     }
 
-    /// Copies an image from the node; `None` if it is absent or incomplete there, or the node
-    /// fails.
+    /// Copies an image from the node. Returns `None` if the node lacks a part of it, or fails.
     async fn copy_from_node(
         &self,
         cell: &CellId,
@@ -459,7 +460,7 @@ impl Images {
                 found.map(Some).ok_or_else(|| {
                     Failure::cell(
                         Code::Internal,
-                        format!("cell {cell} has taken image {wanted} and does not know it"),
+                        format!("cell {cell} accepted image {wanted} but does not list it"),
                     )
                 })
             }
@@ -476,8 +477,8 @@ impl Images {
         }
     }
 
-    /// Copies an image, and again for [`NODE_RESTART_TIMEOUT`] while the node's containerd may be
-    /// restarting: the cell could not pull an image that only the node has.
+    /// Copies an image. While the node's containerd may be restarting, repeats the copy for up to
+    /// [`NODE_RESTART_TIMEOUT`]: the cell could not pull an image that only the node has.
     async fn copy_across_restart(
         &self,
         cell: &CellId,
@@ -516,7 +517,8 @@ impl Images {
         }
     }
 
-    /// Returns whether a cell pulls by itself, and the node sends only what it can't pull.
+    /// Returns whether a cell pulls first, so that the node sends only images that the cell can't
+    /// pull.
     fn pulls_first(&self, receiver: &dyn Receiver) -> bool {
         match self.source {
             ImageSource::Auto => receiver.is_remote(),
@@ -571,7 +573,7 @@ impl Images {
         auth: Option<cri::AuthConfig>,
     ) -> Result<String, Failure> {
         let image = cri::ImageSpec { image: reference.to_owned(), ..cri::ImageSpec::default() };
-        // Like the node's containerd, configured credentials are for pulls without their own.
+        // As in the node's containerd, configured credentials are for pulls without credentials.
         let auth = auth.or_else(|| self.node_credentials.of(&normalized(reference)));
         let request = cri::PullImageRequest { image: Some(image), auth, sandbox_config: None };
         let supplier = (!self.pulls_first(receiver)).then_some(&*self.node);
@@ -588,7 +590,7 @@ impl Images {
         Ok(pulled.id)
     }
 
-    /// Returns true if the node has all of an image, so that a cell can get it.
+    /// Returns whether the node has all of an image, so that a cell can get it.
     async fn can_copy(&self, id: &str, architecture: &'static str) -> Result<bool, Failure> {
         match copy::resolve(&*self.node, id, architecture).await {
             Ok(Some(manifest)) => {
@@ -604,15 +606,15 @@ impl Images {
     }
 }
 
-/// Returns true for a failure of a containerd that is not up: it refuses connections, breaks them,
-/// or answers before its CRI is initialised. The latter two are UNKNOWN.
+/// Returns whether a failure may come from a restarting containerd. Until it is up, it refuses
+/// connections, breaks them, or responds before its CRI is initialised; the last two are UNKNOWN.
 fn may_be_restarting(failure: &Failure) -> bool {
     failure.side() == Side::Node && matches!(failure.code(), Code::Unavailable | Code::Unknown)
 }
 
-/// Returns the names that an image gets in a cell, by the node's status of it.
+/// Returns the names of an image in a cell, by the node's status of the image.
 ///
-/// CRI names each image that it manages by its id, and asks containerd for image volumes by that.
+/// CRI names each managed image by its id, and uses that name for image volumes in containerd.
 fn names(reference: &str, id: &str, known: Option<cri::Image>) -> Vec<String> {
     let tags =
         known.into_iter().flat_map(|image| image.repo_tags.into_iter().chain(image.repo_digests));
@@ -626,8 +628,8 @@ fn names(reference: &str, id: &str, known: Option<cri::Image>) -> Vec<String> {
     names
 }
 
-/// Returns the reference by which the pod names an image; empty for an id without one, which may be
-/// the answer of a cell.
+/// Returns the reference by which the pod names an image; empty for a bare id, which may come from
+/// a cell's response.
 fn reference_of(image: &cri::ImageSpec) -> &str {
     match (&*image.user_specified_image, &*image.image) {
         ("", id) if is_id(id) => "",
@@ -635,7 +637,7 @@ fn reference_of(image: &cri::ImageSpec) -> &str {
     }
 }
 
-/// Returns the cell's status of an image.
+/// Returns the status of an image in the cell.
 async fn cell_image(receiver: &dyn Receiver, name: &str) -> Result<Option<cri::Image>, Failure> {
     Ok(receiver.status(status_request(name, false), None).await?.image)
 }

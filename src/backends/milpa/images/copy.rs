@@ -1,4 +1,4 @@
-//! Copies of images from the node to a cell.
+//! Copies images from the node to a cell.
 
 use std::{collections::HashSet, future::Future, time::Duration};
 
@@ -22,23 +22,23 @@ const MAX_JSON_BYTES: u64 = 4 << 20;
 /// Deadline for the node to return a JSON document.
 pub(super) const JSON_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Most indexes that lead to one another.
+/// Most indexes on the way from a name to a manifest.
 const MAX_INDEXES: usize = 3;
 
-/// Most bytes of a blob's part that is sent to a cell.
+/// Most bytes of a part of a blob that is sent to a cell.
 const MAX_PART_BYTES: usize = 1 << 20;
 
-/// Most blobs that are sent to a cell at the same time, as containerd's `max_concurrent_downloads`.
-/// Small ones cost round trips and not bandwidth.
+/// Most blobs sent to a cell at the same time, as in containerd's `max_concurrent_downloads`. Small
+/// blobs cost round trips, not bandwidth.
 const MAX_CONCURRENT_BLOBS: usize = 3;
 
-/// Most queries for blobs that the node answers at the same time.
+/// Most concurrent queries to the node for blobs.
 const MAX_CONCURRENT_QUERIES: usize = 8;
 
-/// Most parts that wait to be sent.
+/// Most parts queued for sending.
 const MAX_QUEUED_PARTS: usize = 2;
 
-/// Label by which CRI knows its images.
+/// Label of images that CRI manages.
 const MANAGED_LABEL: (&str, &str) = ("io.cri-containerd.image", "managed");
 
 /// Error of copying an image.
@@ -50,14 +50,14 @@ pub(super) enum CopyError {
     /// The image is not supported.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// The content does not match its digest.
+    /// The content does not match the digest.
     #[error("blob {0} is damaged on the node, or larger than {MAX_JSON_BYTES} bytes")]
     Damaged(String),
     /// The content of a layer was deleted after it was unpacked.
-    #[error("blob {0} is not on the node any more")]
+    #[error("blob {0} is no longer on the node")]
     Deleted(String),
     /// The copy made no progress.
-    #[error("blob {0} did not go on for {1} s")]
+    #[error("blob {0} made no progress for {1} s")]
     Stalled(String, u64),
 }
 
@@ -69,8 +69,8 @@ fn side(failure: &Failure) -> &'static str {
     }
 }
 
-/// Returns the manifest of an image on the node for a machine with an architecture; `None` if the
-/// name is unknown.
+/// Returns the manifest of an image on the node for a machine with an architecture; `None` for an
+/// unknown name.
 pub(super) async fn resolve(
     node: &dyn Node,
     name: &str,
@@ -92,7 +92,7 @@ pub(super) async fn manifest_of(
         match parse(&target, &json_in_time(node, &target).await?, architecture)? {
             Parsed::Index(next) => target = next,
             Parsed::Manifest(manifest) => {
-                // Without an index, the node has the image for itself.
+                // Without an index, the image is probably for the node's own architecture.
                 if architecture != of_this_machine() {
                     let config = json_in_time(node, &manifest.config).await?;
                     check_architecture(&manifest.config, &config, architecture)?;
@@ -104,12 +104,12 @@ pub(super) async fn manifest_of(
     Err(ManifestError::Type(target.digest, "index of indexes".to_owned()).into())
 }
 
-/// Returns true if all blobs of an image are on the node.
+/// Returns whether all blobs of an image are on the node.
 pub(super) async fn is_whole(node: &dyn Node, manifest: &Manifest) -> Result<bool, Failure> {
     Ok(first_absent(node, &manifest.blobs()).await?.is_none())
 }
 
-/// Returns the first of the blobs that the node lacks.
+/// Returns the first blob that the node lacks.
 async fn first_absent<'a>(
     node: &dyn Node,
     blobs: &[&'a Descriptor],
@@ -124,10 +124,10 @@ async fn first_absent<'a>(
     Ok(None)
 }
 
-/// Copies the blobs that the cell lacks, and gives the image its names there. `mounted` returns the
-/// snapshot of the last layer if the cell has mounted the layers, whose blobs are not copied then.
-/// `stall` bounds the time without progress of a blob. Blobs in memory need no lease; that of a
-/// cancelled copy expires by itself.
+/// Copies the blobs that the cell lacks, and names the image in the cell. `mounted` returns the
+/// snapshot of the last layer if the cell has mounted the layers; their blobs are then not copied.
+/// `stall` bounds the time without progress of a blob. Blobs in memory need no lease. The lease of
+/// a cancelled copy expires by itself.
 pub(super) async fn copy(
     node: &dyn Node,
     cell: &dyn Receiver,
@@ -149,8 +149,8 @@ pub(super) async fn copy(
             if is_in_memory { Ok(None) } else { node.acquire_lease(target).await.map(Some) }
         };
         let missing = async {
-            // Without layers they are small: sending one that the cell has is less than the
-            // question.
+            // Without layers the blobs are small: sending a blob that the cell has costs less than
+            // asking.
             if snapshot.is_some() { Ok(digests) } else { cell.missing(digests).await }
         };
         let (lease, missing) = tokio::join!(lease, missing);
@@ -159,7 +159,7 @@ pub(super) async fn copy(
     let ((snapshot, blobs, lease, missing), names) = tokio::join!(needed, names);
     let lease = lease?;
     let sent = async {
-        // Only blobs of this image are sent, whatever the cell asks for.
+        // Only blobs of this image are sent, whatever blobs the cell requests.
         let missing: HashSet<String> = missing?.into_iter().collect();
         let missing: Vec<&Descriptor> =
             blobs.into_iter().filter(|blob| missing.contains(&blob.digest)).collect();
@@ -187,12 +187,12 @@ pub(super) async fn copy(
         labels: [(MANAGED_LABEL.0.to_owned(), MANAGED_LABEL.1.to_owned())].into(),
         snapshot: snapshot.unwrap_or_default(),
     };
-    // The cell has all blobs: the node's are not needed any more.
+    // The cell has all blobs: the lease on the node's blobs is no longer needed.
     let (put, ()) = tokio::join!(cell.put_image(request), release);
     Ok(put?)
 }
 
-/// Sends blobs, several at a time. The first failure ends the others.
+/// Sends blobs, several at a time. The first failure cancels the others.
 async fn send(
     node: &dyn Node,
     cell: &dyn Receiver,
@@ -208,7 +208,7 @@ async fn send(
     stream::iter(puts).buffer_unordered(MAX_CONCURRENT_BLOBS).try_collect().await
 }
 
-/// Sends a blob, part by part as it is read.
+/// Sends a blob in parts, while reading it.
 pub(super) async fn put(
     node: &dyn Node,
     cell: &dyn Receiver,
@@ -226,7 +226,7 @@ pub(super) async fn put(
             content: Bytes::new(),
         };
         let mut read = node.read(blob).await?;
-        // The cell's status has the reason if it takes no more parts.
+        // If the cell takes no more parts, its status has the reason.
         let mut open = sender.send(first).await.is_ok();
         while open && let Some(bytes) = timeout(stall, read.next()).await.map_err(|_| stalled())? {
             let mut bytes = bytes?;

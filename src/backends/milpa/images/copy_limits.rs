@@ -1,4 +1,4 @@
-//! Limits of copies to cells on other machines, which leave the node by its network.
+//! Limits of copies to cells on other machines, which use the node's network.
 
 use std::{future::Future, pin::pin, sync::Arc, time::Duration};
 
@@ -6,10 +6,10 @@ use tokio::{sync::Semaphore, time::timeout};
 
 use crate::backends::milpa::send_rate::SendRate;
 
-/// Most images of a lane that are copied at the same time.
+/// Most images copied at the same time in a lane.
 const MAX_COPIES: usize = 4;
-/// Time after which a copy goes on beside the others: a cell that takes its image slowly, as one
-/// that was taken over may, delays no other for longer.
+/// Time after which a copy gives up its turn and continues beside other copies, so that a slow
+/// cell, perhaps a compromised one, delays other copies no longer.
 const MAX_TURN: Duration = Duration::from_secs(30);
 
 /// The queue in which a copy waits for its turn.
@@ -21,12 +21,12 @@ pub(super) enum Lane {
     Pause,
 }
 
-/// Limits of the copies to all cells together.
+/// Limits of the copies to all cells.
 #[derive(Debug)]
 pub(super) struct CopyLimits {
     containers: Semaphore,
     pause: Semaphore,
-    /// The rate of all copies, with the downloads of agent programs.
+    /// The rate shared by all copies and the downloads of agent programs.
     rate: Arc<SendRate>,
 }
 
@@ -37,13 +37,13 @@ impl CopyLimits {
         Self { containers, pause, rate }
     }
 
-    /// Runs a copy in its turn, which begins once few enough others of its lane are under way.
+    /// Runs a copy in its turn, which begins when few enough copies of its lane are under way.
     pub(super) async fn in_turn<T>(&self, lane: Lane, copy: impl Future<Output = T>) -> T {
         let turns = match lane {
             Lane::Containers => &self.containers,
             Lane::Pause => &self.pause,
         };
-        // Never closed.
+        // The semaphore is never closed.
         let turn = turns.acquire().await.ok();
         let mut copy = pin!(copy);
         if let Ok(outcome) = timeout(MAX_TURN, &mut copy).await {

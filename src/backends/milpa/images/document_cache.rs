@@ -1,5 +1,5 @@
-//! Small blobs of the node's images, in memory: every copy of an image reads its index, manifest
-//! and configuration, and blobs never change.
+//! Small blobs of the node's images, in memory: each copy of an image reads its index, manifest and
+//! configuration, and blobs never change.
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
@@ -20,10 +20,10 @@ use crate::backends::milpa::failure::{Code, Failure};
 
 /// Largest blob in memory, in bytes. Manifests and configurations have some KiB.
 const MAX_BLOB_BYTES: u64 = 64 << 10;
-/// Most blobs in memory: 4 MiB in all.
+/// Most blobs in memory: together 4 MiB.
 const MAX_BLOBS: usize = 64;
 
-/// The node's containerd, with its small blobs in memory once they were read.
+/// The node's containerd, with a cache of small blobs.
 #[derive(Debug)]
 pub(super) struct DocumentCache {
     node: Box<dyn Node>,
@@ -31,12 +31,12 @@ pub(super) struct DocumentCache {
 }
 
 impl DocumentCache {
-    /// Creates an empty cache before a node.
+    /// Creates an empty cache in front of a node.
     pub(super) fn new(node: Box<dyn Node>) -> Self {
         Self { node, blobs: BoundedMap::new(MAX_BLOBS) }
     }
 
-    /// Reads a small blob, and keeps it if it is what its digest says.
+    /// Reads a small blob, and caches it if it matches its digest.
     async fn read_whole(&self, blob: &Descriptor) -> Result<Bytes, Failure> {
         let mut parts = self.node.read(blob).await?;
         let mut whole = BytesMut::new();
@@ -46,7 +46,7 @@ impl DocumentCache {
         };
         while let Some(part) = timeout(RESPONSE_TIMEOUT, parts.next()).await.map_err(stalled)? {
             whole.extend_from_slice(&part?);
-            // The reader compares the length too.
+            // The reader also compares the length.
             if whole.len() as u64 > blob.size {
                 break;
             }

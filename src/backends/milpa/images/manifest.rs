@@ -1,4 +1,4 @@
-//! Indexes and manifests of images, of OCI and of Docker. Pure.
+//! Indexes and manifests of images, in the formats of OCI and Docker. Pure.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use super::reference::is_digest;
 /// Most layers of an image; containerd's snapshotters allow fewer.
 const MAX_LAYERS: usize = 512;
 
-/// Most bytes of a blob (1 TiB), against overflow only.
+/// Most bytes of a blob (1 TiB), only to prevent overflows.
 const MAX_BLOB_BYTES: u64 = 1 << 40;
 
 /// Error of reading a document of an image.
@@ -25,10 +25,12 @@ pub(super) enum ManifestError {
     )]
     Type(String, String),
     /// The digest can't be checked.
-    #[error("{0:?} is no digest that can be checked; allowed is sha256")]
+    #[error("{0:?} is not a digest that can be checked; allowed: sha256")]
     Digest(String),
     /// The image exceeds a bound.
-    #[error("it has more than {MAX_LAYERS} layers, or a blob of more than {MAX_BLOB_BYTES} bytes")]
+    #[error(
+        "image has more than {MAX_LAYERS} layers, or a blob of more than {MAX_BLOB_BYTES} bytes"
+    )]
     TooMuch,
     /// The index has no image for the cell's machine.
     #[error("index {0} has no image for linux/{1}")]
@@ -61,7 +63,7 @@ struct Platform {
     variant: String,
 }
 
-/// Index or manifest, by the fields that are present.
+/// Index or manifest, distinguished by its fields.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Document {
@@ -78,7 +80,7 @@ struct Document {
 /// Parsed document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Parsed {
-    /// An index; the entry for the machine.
+    /// An index, with its entry for the machine.
     Index(Descriptor),
     /// A manifest.
     Manifest(Manifest),
@@ -103,7 +105,7 @@ impl Descriptor {
 }
 
 impl Manifest {
-    /// Returns all blobs without duplicates, referenced ones first.
+    /// Returns all blobs without duplicates, each after the blobs that it references.
     pub(super) fn blobs(&self) -> Vec<&Descriptor> {
         let mut blobs: Vec<&Descriptor> = Vec::new();
         for blob in self.layers.iter().chain([&self.config, &self.target]) {
@@ -114,7 +116,7 @@ impl Manifest {
         blobs
     }
 
-    /// Returns the labels of a blob that containerd's garbage collection follows.
+    /// Returns the labels of a blob for containerd's garbage collection.
     pub(super) fn labels(&self, digest: &str) -> BTreeMap<String, String> {
         if digest != self.target.digest {
             return BTreeMap::new();
@@ -128,7 +130,7 @@ impl Manifest {
     }
 }
 
-/// Parses a document whose bytes were checked against its digest.
+/// Parses a document. Its bytes must already match its digest.
 pub(super) fn parse(
     blob: &Descriptor,
     json: &[u8],
@@ -168,8 +170,8 @@ pub(super) fn parse(
     }
 }
 
-/// Checks that an image is for an architecture, by its configuration, whose bytes were checked
-/// against its digest. A manifest alone does not say so.
+/// Checks by an image's configuration that the image is for an architecture, which a manifest alone
+/// does not say. The bytes must already match the digest.
 pub(super) fn check_architecture(
     blob: &Descriptor,
     json: &[u8],
@@ -196,7 +198,7 @@ fn checked(descriptor: Descriptor) -> Result<Descriptor, ManifestError> {
     if descriptor.size > MAX_BLOB_BYTES { Err(ManifestError::TooMuch) } else { Ok(descriptor) }
 }
 
-/// Returns the best entry for a machine: the first of the preferred variant.
+/// Returns the best entry for a machine: the first with the most preferred variant.
 fn for_machine(manifests: Vec<Descriptor>, architecture: &str) -> Option<Descriptor> {
     let variants: &[&str] = match architecture {
         "amd64" => &["", "v1"],
@@ -209,7 +211,7 @@ fn for_machine(manifests: Vec<Descriptor>, architecture: &str) -> Option<Descrip
             variants.iter().position(|variant| *variant == platform.variant)
         }
         Some(_) => None,
-        // An entry without a variant is the last choice.
+        // An entry without a variant comes last.
         None => Some(variants.len()),
     };
     manifests

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::OwnedMutexGuard;
 
-/// Map that evicts its oldest entry when it is full.
+/// Map that evicts its oldest entry when full.
 pub(super) struct BoundedMap<K, V> {
     limit: usize,
     entries: Mutex<(HashMap<K, V>, VecDeque<K>)>,
@@ -44,7 +44,7 @@ impl<K: Clone + Eq + Hash, V: Clone> BoundedMap<K, V> {
         self.locked().0.get(key).cloned()
     }
 
-    /// Returns true if a key has a value.
+    /// Returns whether a key has a value.
     pub(super) fn contains<Q>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,

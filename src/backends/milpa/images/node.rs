@@ -29,13 +29,13 @@ use crate::{
 /// Deadline for a response of the node's containerd.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Deadline for a pull of the pause image, which is small.
+/// Deadline for a pull of the small pause image.
 const PULL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Largest message that is accepted from it, in bytes: parts of blobs have 1 MiB.
+/// Largest accepted message, in bytes: parts of blobs have 1 MiB.
 pub(super) const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
-/// Lifetime of a lease, which ends it if kiyot is killed.
+/// Lifetime of a lease, which also ends it after kiyot was killed.
 const LEASE_HOURS: i64 = 1;
 
 /// Location of the node's images.
@@ -43,7 +43,7 @@ const LEASE_HOURS: i64 = 1;
 pub struct NodeImages {
     /// Socket of the node's containerd.
     pub socket: PathBuf,
-    /// Namespace of its CRI plugin: `k8s.io`.
+    /// Namespace of the CRI plugin: `k8s.io`.
     pub namespace: String,
 }
 
@@ -61,10 +61,10 @@ pub(super) trait Node: std::fmt::Debug + Send + Sync + 'static {
     async fn target(&self, name: &str) -> Result<Option<Descriptor>, Failure>;
     /// Returns the targets of the images of a repository.
     async fn targets(&self, repository: &str) -> Result<Vec<Descriptor>, Failure>;
-    /// Returns true if a blob is present.
+    /// Returns whether a blob is present.
     async fn has(&self, digest: &str) -> Result<bool, Failure>;
-    /// Returns true if a blob is read without the node's containerd now. It may be evicted, and is
-    /// then read from there.
+    /// Returns whether a read of this blob needs no call to the node's containerd now. A blob
+    /// evicted meanwhile is read from containerd.
     fn has_in_memory(&self, digest: &str) -> bool {
         let _ = digest;
         false
@@ -74,10 +74,10 @@ pub(super) trait Node: std::fmt::Debug + Send + Sync + 'static {
         &self,
         blob: &Descriptor,
     ) -> Result<BoxStream<'static, Result<Bytes, Failure>>, Failure>;
-    /// Takes a lease on a blob and all that it references, until it is released or an hour has
-    /// passed.
+    /// Takes a lease on a blob and all blobs that it references. The lease ends when it is
+    /// released, or after an hour.
     async fn acquire_lease(&self, digest: &str) -> Result<String, Failure>;
-    /// Releases a lease of [`Self::acquire_lease`] and ignores failures.
+    /// Releases a lease of [`Self::acquire_lease`]. Ignores failures.
     async fn release_lease(&self, lease: &str);
 }
 
@@ -96,7 +96,7 @@ pub(super) struct Containerd {
 }
 
 impl Containerd {
-    /// Creates a client, which connects with the first call.
+    /// Creates a client that connects at the first call.
     pub(super) fn new(node: NodeImages) -> Self {
         Self { node, channel: OnceCell::new() }
     }
@@ -172,7 +172,7 @@ impl Node for Containerd {
     }
 
     async fn targets(&self, of: &str) -> Result<Vec<Descriptor>, Failure> {
-        // A regular expression of Go. The names are compared again.
+        // The filter is a regular expression of Go. The names are compared again below.
         let filter = format!("name~={:?}", format!("^\\Q{of}\\E[:@]"));
         let request =
             self.request(ListImagesRequest { filters: vec![filter] }, Some(RESPONSE_TIMEOUT))?;

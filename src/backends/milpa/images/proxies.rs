@@ -1,15 +1,15 @@
-//! Proxies of the daemon's environment, for pulls of cells on machines of their own.
+//! Proxies of the daemon's environment, for pulls of cells on other machines.
 
 use std::collections::HashMap;
 
 use kiyot_link::bind_limits::{MAX_PROXY_BYTES, PROXY_VARIABLES, is_proxy_value};
 
-/// Returns the variables of proxies that the daemon has.
+/// Returns the proxy variables of the daemon's environment.
 pub(super) fn of_environment() -> HashMap<String, String> {
     of(|name| std::env::var(name).ok())
 }
 
-/// Leaves out values that an agent refuses.
+/// Leaves out values that an agent would refuse.
 fn of(variable: impl Fn(&str) -> Option<String>) -> HashMap<String, String> {
     let is_valid = |name: &str, value: &String| {
         let is_valid = is_proxy_value(value);
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn proxies_are_those_that_an_agent_takes() {
+    fn proxies_that_an_agent_refuses_are_left_out() {
         let long = "x".repeat(MAX_PROXY_BYTES + 1);
         let found = of(|name| match name {
             "HTTPS_PROXY" => Some("http://user:word@proxy:3128".to_owned()),

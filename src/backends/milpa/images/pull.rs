@@ -1,4 +1,4 @@
-//! Pulls in cells: ended when they stall, and supplied with layers that the node has.
+//! Pulls in cells: a stalled pull is ended, and the node supplies the layers that it has.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -22,34 +22,34 @@ use super::{
 };
 use crate::backends::milpa::failure::{Code, Failure};
 
-/// Deadline of a whole pull, against a registry that sends single bytes for ever.
+/// Deadline of a whole pull, against a registry that sends single bytes endlessly.
 const PULL_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Least bytes of the node's layers that justify interrupting a pull, as the new attempt asks the
-/// registry several questions.
+/// Least bytes of the node's layers that justify interrupting a pull, because the new attempt sends
+/// the registry several requests.
 const MIN_USEFUL_BYTES: u64 = 1 << 20;
 
-/// Most manifests for which a pull is interrupted. It has one, but manifests of other pulls from
-/// its repository look the same.
+/// Most manifests for which a pull is interrupted. A pull has only one manifest, but manifests of
+/// other pulls from its repository look the same.
 const MAX_INTERRUPTIONS: usize = 4;
 
-/// Most images of a repository whose layers a pull may take, which bounds the work that a cell can
+/// Most images of a repository that a pull may take layers from; bounds the work that a cell can
 /// cause.
 const MAX_IMAGES: usize = 64;
 
-/// Most manifests that are sent back to a cell when its watch is restarted. The cell reports the
-/// others as new.
+/// Most known manifests sent to a cell when its watch is restarted. The cell reports further
+/// manifests as new.
 const MAX_KNOWN_MANIFESTS: usize = 1024;
 
 /// Longest silence of a cell about a pull. An agent reports every few seconds, and waits a minute
-/// for a blocked containerd. While a pull unpacks, only the day bounds it otherwise, and a kubelet
-/// may be pulling serially.
+/// for a blocked containerd. Without this bound, only [`PULL_TIMEOUT`] would end a pull that
+/// unpacks, and a kubelet may be pulling serially.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Delay before the watch of a pull is requested again, after a failure or at the cell's limit of
 /// watches.
 const WATCH_RETRY_DELAY: Duration = Duration::from_millis(500);
 
-/// Outcome of an attempt to pull.
+/// Outcome of a pull attempt.
 enum Outcome {
     /// The image's id.
     Pulled(String),
@@ -62,17 +62,17 @@ enum Outcome {
 pub(super) struct Pulled {
     /// Id of the image.
     pub(super) id: String,
-    /// Number of layers that were copied from the node, and their bytes.
+    /// Number and bytes of the layers copied from the node.
     pub(super) from_node: (usize, u64),
 }
 
-/// Pulls an image in a cell. `stall` bounds the time without progress. Without `node` all layers
+/// Pulls an image in a cell. `stall` bounds the time without progress. Without `node`, all layers
 /// come from the registry.
 ///
-/// Once the cell reports a manifest that the node has as an image of the pull's repository, its
-/// layers are sent to the cell, and the pull is restarted: it keeps its content and fetches the
-/// rest. No other blob of the node is sent, whatever manifest the cell reports. A failure to send
-/// does not fail the pull.
+/// When the cell reports the manifest of an image of the pull's repository that the node has, the
+/// node's layers are sent to the cell and the pull is restarted: it keeps its content and fetches
+/// the rest. No other blob of the node is sent, whatever manifest the cell reports. A failure to
+/// send does not fail the pull.
 pub(super) async fn pull(
     node: Option<&dyn Node>,
     cell: &dyn Receiver,
@@ -82,7 +82,8 @@ pub(super) async fn pull(
     let (mut from_node, mut interruptions) = ((0, 0), 0);
     let mut supplier = node.map(|node| Supplier { node, manifests: None });
     loop {
-        // More than one, because another pull's manifest may have been taken for this one's.
+        // Several interruptions, because the manifest of another pull may have been taken for this
+        // pull's.
         let offer = supplier.as_mut().filter(|_| interruptions < MAX_INTERRUPTIONS);
         let (manifest, layers) = match attempt(offer, cell, request, stall).await? {
             Outcome::Pulled(id) => return Ok(Pulled { id, from_node }),
@@ -118,7 +119,7 @@ async fn send_layer(
     sent
 }
 
-/// Pulls until the end, a stall, or the discovery of layers on `node`.
+/// Pulls until the pull ends or stalls, or `node` has layers for it.
 async fn attempt(
     mut supplier: Option<&mut Supplier<'_>>,
     cell: &dyn Receiver,
@@ -126,7 +127,7 @@ async fn attempt(
     stall: Duration,
 ) -> Result<Outcome, Failure> {
     let image = request.image.as_ref().map(|image| normalized(&image.image)).unwrap_or_default();
-    // The watch begins first, so that content from before the pull is known as such.
+    // The watch begins first, so that it recognizes content from before the pull.
     let mut reports = std::pin::pin!(watch(cell, image.clone(), stall).await);
     let pulling = cell.pull(request.clone(), PULL_TIMEOUT);
     tokio::pin!(pulling);
@@ -163,7 +164,7 @@ async fn attempt(
             () = sleep_until(last_progress + stall), if is_timed => {
                 let image = request.image.as_ref().map_or("", |image| &image.image);
                 return Err(Failure::cell(Code::DeadlineExceeded, format!(
-                    "failed to pull image {image:?}: nothing of it has come for {} s \
+                    "failed to pull image {image:?}: no progress for {} s \
                      (image_pull_progress_timeout)",
                     stall.as_secs_f32()
                 )));
@@ -177,15 +178,15 @@ struct PullWatch<'a> {
     cell: &'a dyn Receiver,
     image: String,
     stall: Duration,
-    /// Manifests from before the pull, as the first watch reported them: a restarted watch can't
-    /// tell them from later ones.
+    /// Manifests from before the pull, from the first watch: a restarted watch can't tell them from
+    /// later manifests.
     known: Option<KnownManifests>,
     log_limit: LogLimit,
 }
 
 impl PullWatch<'_> {
-    /// Starts the watch and returns its reports, the first of which has come; `None` if the cell
-    /// has none.
+    /// Starts the watch and returns its reports after the first has arrived; `None` if the cell
+    /// sends none.
     async fn start(&self) -> Option<BoxStream<'static, Result<PullNews, Failure>>> {
         let until = Instant::now() + self.stall;
         loop {
@@ -198,15 +199,15 @@ impl PullWatch<'_> {
                 .await
             {
                 Ok(reports) => return Some(reports),
-                // At the cell's limit of watches. Another one ends with the progress of its pull at
-                // the latest.
+                // The cell is at its limit of watches. Another watch ends with its pull at the
+                // latest, which must make progress.
                 Err(failure)
                     if failure.code() == Code::ResourceExhausted && Instant::now() < until =>
                 {
                     sleep(WATCH_RETRY_DELAY).await
                 }
                 Err(failure) => {
-                    // Older agents don't support it.
+                    // Older agents don't support watches.
                     if failure.code() != Code::Unimplemented {
                         tracing::info!(
                             error = %failure,
@@ -219,7 +220,7 @@ impl PullWatch<'_> {
         }
     }
 
-    /// Returns the next report, restarting a failed watch; `None` if there are no more.
+    /// Returns the next report, restarting a failed watch; `None` after the last report.
     async fn next(
         &mut self,
         reports: &mut BoxStream<'static, Result<PullNews, Failure>>,
@@ -229,7 +230,7 @@ impl PullWatch<'_> {
             match report.unwrap_or_else(|_| {
                 Some(Err(Failure::cell(
                     Code::DeadlineExceeded,
-                    format!("the cell has said nothing for {} s", SILENCE_TIMEOUT.as_secs()),
+                    format!("the cell was silent for {} s", SILENCE_TIMEOUT.as_secs()),
                 )))
             }) {
                 Some(Ok(mut next)) => {
@@ -243,7 +244,7 @@ impl PullWatch<'_> {
                     if let Some(suppressed) = self.log_limit.admit() {
                         let failure = failed.and_then(Result::err);
                         let error = failure.map_or_else(
-                            || "it ended".into(),
+                            || "the watch ended".into(),
                             |failure| failure.message().to_owned(),
                         );
                         tracing::info!(error, suppressed, "watch of a pull restarted");
@@ -256,8 +257,8 @@ impl PullWatch<'_> {
     }
 }
 
-/// Returns reports of the pull of an image, by its full name, and a final `None` when there are no
-/// more. Returns when the first has come or there are none.
+/// Returns reports on the pull of an image, by its full name, and `None` after the last report.
+/// Waits for the first report.
 async fn watch(
     cell: &dyn Receiver,
     image: String,
@@ -273,18 +274,18 @@ async fn watch(
     reports.map(Some).chain(stream::once(std::future::ready(None))).chain(stream::pending())
 }
 
-/// The node, and its images that a pull may take layers from.
+/// The node, with its images that a pull may take layers from.
 struct Supplier<'a> {
     node: &'a dyn Node,
-    /// Manifests of the images of the pull's repository, until the cell reports them. `None` until
-    /// it reports the first.
+    /// Manifests of the images of the pull's repository, without those that the cell has reported.
+    /// `None` until the cell's first report.
     manifests: Option<Vec<Manifest>>,
 }
 
 impl Supplier<'_> {
     /// Returns the layers of a reported manifest that the cell lacks and the node has; `None` if
-    /// they aren't worth an interruption, or if the node has no such image of the repository. Each
-    /// manifest counts once.
+    /// they aren't worth an interruption, or if the manifest is not that of an image of the
+    /// repository on the node. Each manifest counts once.
     async fn layers(
         &mut self,
         cell: &dyn Receiver,
@@ -292,7 +293,7 @@ impl Supplier<'_> {
         digest: &str,
     ) -> Result<Option<(Box<Manifest>, Vec<Descriptor>)>, CopyError> {
         if self.manifests.is_none() {
-            // A failure is final, so that reports without end cause no calls without end.
+            // A failure is final, so that endless reports cause no endless calls.
             self.manifests = Some(Vec::new());
             let found = manifests(self.node, repository(image), cell.architecture().await?);
             self.manifests = Some(found.await?);
@@ -317,14 +318,14 @@ impl Supplier<'_> {
     }
 }
 
-/// Returns the manifests of the node's images of a repository, for a machine with an architecture.
+/// Returns the manifests of a repository's images on the node, for a machine with an architecture.
 async fn manifests(
     node: &dyn Node,
     repository: &str,
     architecture: &'static str,
 ) -> Result<Vec<Manifest>, CopyError> {
     let mut targets = node.targets(repository).await?;
-    // An image has a name for its tag and one for its digest.
+    // An image has two names, for its tag and its digest.
     targets.sort_by(|one, other| one.digest.cmp(&other.digest));
     targets.dedup_by(|one, other| one.digest == other.digest);
     let mut manifests = Vec::new();
@@ -332,7 +333,7 @@ async fn manifests(
         match copy::manifest_of(node, target, architecture).await {
             Ok(manifest) => manifests.push(manifest),
             Err(error @ (CopyError::Failed(_) | CopyError::Stalled(..))) => return Err(error),
-            // An image that is damaged, or for other machines, hides no other.
+            // An image that is damaged or for another machine must not hide others.
             Err(_) => {}
         }
     }

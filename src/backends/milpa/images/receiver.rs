@@ -27,8 +27,8 @@ use crate::{
 pub(super) trait Receiver: Send + Sync {
     /// Returns the architecture of the cell's machine, as images name it.
     async fn architecture(&self) -> Result<&'static str, Failure>;
-    /// Returns the pause image in the configuration of the cell's containerd, as the cell reports
-    /// it; empty from earlier agents.
+    /// Returns the pause image in the configuration of the cell's containerd, as reported by the
+    /// cell; empty with an earlier agent.
     async fn pause_image(&self) -> Result<String, Failure>;
     /// Returns CRI's status of an image in the cell.
     async fn status(
@@ -42,7 +42,7 @@ pub(super) trait Receiver: Send + Sync {
         request: cri::PullImageRequest,
         within: Duration,
     ) -> Result<String, Failure>;
-    /// Returns reports on the pull of an image, by its full name, once the first has come.
+    /// Returns reports on the pull of an image, by its full name, after the first has arrived.
     async fn watch_pulls(
         &self,
         request: WatchPullsRequest,
@@ -55,7 +55,7 @@ pub(super) trait Receiver: Send + Sync {
     async fn ready(&self, bytes: usize) {
         let _ = bytes;
     }
-    /// Counts bytes of a blob that were sent.
+    /// Counts sent bytes of a blob.
     fn count(&self, bytes: usize) {
         let _ = bytes;
     }
@@ -76,7 +76,7 @@ pub(super) struct CellReceiver {
     pub(super) client: CellClient,
     /// The control connection of the cell.
     pub(super) control: ControlChannel,
-    /// Bytes that were sent to cells.
+    /// Bytes sent to cells.
     pub(super) bytes: ByteCounter,
     /// Limits of copies; `None` for a cell on the node.
     pub(super) limits: Option<Arc<CopyLimits>>,
@@ -86,7 +86,7 @@ pub(super) struct CellReceiver {
 
 impl CellReceiver {
     async fn hello(&self) -> Result<HelloReply, Failure> {
-        let cell = || "the cell, to which an image goes,".to_owned();
+        let cell = || "the cell that receives an image".to_owned();
         cell_client::hello(&self.control, CONNECT_TIMEOUT, cell).await
     }
 }

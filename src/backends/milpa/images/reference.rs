@@ -2,28 +2,28 @@
 
 use ring::digest::{SHA256, digest};
 
-/// Registry of references without one.
+/// Registry of references without a registry.
 const DEFAULT_REGISTRY: &str = "docker.io";
 
-/// Returns true for an image's id, which is the digest of its configuration.
+/// Returns whether a text is the id of an image: the digest of its configuration.
 pub(super) fn is_id(text: &str) -> bool {
     is_digest(text)
 }
 
-/// Returns true for a digest whose content can be checked here.
+/// Returns whether a text is a digest that can be checked here.
 pub(super) fn is_digest(text: &str) -> bool {
     text.strip_prefix("sha256:").is_some_and(|hex| {
         hex.len() == 64 && hex.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
     })
 }
 
-/// Returns the digest of a content, as images name it.
+/// Returns the digest of a content, in the form of images.
 pub(super) fn digest_of(content: &[u8]) -> String {
     format!("sha256:{}", hex::encode(digest(&SHA256, content)))
 }
 
 /// Returns containerd's name for a reference: with its registry, and with either a tag or a digest.
-/// An id stays unchanged.
+/// Returns an id unchanged.
 pub(crate) fn normalized(reference: &str) -> String {
     if is_id(reference) {
         return reference.to_owned();
@@ -43,7 +43,7 @@ pub(crate) fn normalized(reference: &str) -> String {
     }
 }
 
-/// Returns the repository of a name, with its registry and its port.
+/// Returns the repository of a name, including registry and port.
 pub(super) fn repository(name: &str) -> &str {
     parts(name).0
 }
@@ -54,7 +54,7 @@ fn parts(reference: &str) -> (&str, Option<&str>, Option<&str>) {
         Some((named, digest)) => (named, Some(digest)),
         None => (reference, None),
     };
-    // A colon after the last slash begins a tag, an earlier one a port.
+    // A colon after the last slash begins a tag, an earlier colon a port.
     match named.rsplit_once(':').filter(|(_, tag)| !tag.contains('/')) {
         Some((repository, tag)) => (repository, Some(tag), digest),
         None => (named, None, digest),

@@ -1,7 +1,7 @@
-//! Registry configuration of cells: the node's, unless another is configured.
+//! Registry configuration of cells: the node's, unless `registry_config_dir` replaces it.
 //!
-//! The path of containerd's own configuration file is unknown, but CRI's `Status` has its part
-//! about registries (containerd 1.x; absent from 2.0 on).
+//! The path of containerd's own configuration file is unknown, but CRI's `Status` has the part
+//! about registries (containerd 1.x; absent since 2.0).
 
 use std::{
     collections::BTreeSet,
@@ -35,11 +35,11 @@ mod cri_plugin;
 mod directory;
 mod hosts;
 
-/// Delay before the node's containerd is asked again if it did not respond at the start.
+/// Delay before the node's containerd is asked again if it has not responded yet.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 /// Deadline for the node's containerd, because the launch of the first cells waits for it.
 const CONTAINERD_TIMEOUT: Duration = Duration::from_secs(5);
-/// Delay after which it is asked again: containerd changes its configuration when it restarts,
+/// Delay before the node's containerd is asked again: its configuration changes at its restart,
 /// without notice.
 const CONFIG_MAX_AGE: Duration = Duration::from_secs(30);
 /// Most hosts in a log message.
@@ -48,7 +48,8 @@ const MAX_SHOWN_HOSTS: usize = 8;
 const MAX_CERTIFICATE_BYTES: u64 = 1 << 20;
 /// Directory of the generated hosts.toml files, in the daemon's state directory.
 const GENERATED_DIRECTORY: &str = "registries";
-/// Condition of containerd 2 for mirrors in the deprecated form, which it doesn't disclose.
+/// Deprecation in the status of containerd 2 for mirrors in the old form, whose content it doesn't
+/// disclose.
 const DEPRECATED_MIRRORS: &str = "io.containerd.deprecation/cri-registry-mirrors";
 
 /// Registry credentials that every pod of the node may use. Never logged, never on disk.
@@ -56,8 +57,8 @@ const DEPRECATED_MIRRORS: &str = "io.containerd.deprecation/cri-registry-mirrors
 pub struct NodeCredentials(Mutex<Configured>);
 
 impl NodeCredentials {
-    /// Returns the credentials for an image by its full name; `None` if there are none, or none
-    /// that may leave the node.
+    /// Returns the credentials for an image by its full name; `None` without credentials that may
+    /// leave the node.
     pub(super) fn of(&self, image: &str) -> Option<cri::AuthConfig> {
         let configured = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         configured.auth(&hosts::host_with_auth(&configured, image.split_once('/')?.0)?)
@@ -70,8 +71,7 @@ impl fmt::Debug for NodeCredentials {
     }
 }
 
-/// Registry configuration of the node's containerd, and the directory for cells that follows from
-/// it.
+/// Registry configuration of the node's containerd, and the resulting directory for cells.
 #[derive(Debug)]
 pub struct Registries {
     node: Containerd,
@@ -95,21 +95,21 @@ struct Known {
     has_answered: bool,
     config_path: Option<PathBuf>,
     settings: NodeSettings,
-    /// Warnings that were logged.
+    /// Warnings already logged.
     warnings: BTreeSet<String>,
 }
 
 /// Configuration of the node's containerd, as far as it discloses it.
 struct Disclosed {
-    /// The configuration of its CRI plugin; `{}` if it is absent.
+    /// The configuration of the CRI plugin; `{}` if absent.
     json: String,
-    /// True if it reports the old form of mirrors as deprecated.
+    /// True if containerd reports mirrors in the deprecated form.
     deprecated: bool,
-    /// The image of its sandbox containers.
+    /// The image of sandbox containers.
     pause_image: Option<String>,
 }
 
-/// Files of a registry configuration. Some are keys, so that `Debug` omits them.
+/// Files of a registry configuration. `Debug` omits them, because some are keys.
 #[derive(Clone)]
 struct Files(Vec<RegistryFile>);
 
@@ -129,8 +129,8 @@ impl Known {
 }
 
 impl Registries {
-    /// Creates an unknown configuration. `configured` is the operator's directory, `state_dir` the
-    /// daemon's. `pause_image` becomes the node's.
+    /// Creates a configuration that is not known yet. `configured` is the operator's directory,
+    /// `state_dir` the daemon's. `pause_image` is set from the node's configuration.
     pub fn new(
         node: NodeImages,
         configured: Option<PathBuf>,
@@ -160,7 +160,7 @@ impl Registries {
         Arc::clone(&self.pause_image)
     }
 
-    /// Asks the node's containerd from time to time, so that no launch waits for its response.
+    /// Asks the node's containerd periodically, so that no launch waits for its response.
     pub async fn follow(&self) {
         loop {
             {
@@ -172,7 +172,7 @@ impl Registries {
         }
     }
 
-    /// Waits until the node's containerd was asked once, which is bounded.
+    /// Waits until the node's containerd was asked once. The wait is bounded.
     async fn asked(&self) {
         if self.known().was_asked {
             return;
@@ -356,7 +356,7 @@ impl Registries {
         self.known().settings.clone()
     }
 
-    /// Returns the files of the configuration, for cells that don't share the node's. Logs each
+    /// Returns the files of the configuration, for cells that don't see the node's files. Logs each
     /// problem once.
     pub async fn files(&self) -> Vec<RegistryFile> {
         let Some(config_path) = self.config_path().await else { return Vec::new() };
@@ -393,19 +393,19 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let found = std::fs::metadata(path)?;
     if !found.is_file() || found.len() > MAX_CERTIFICATE_BYTES {
         return Err(io::Error::other(format!(
-            "it is no file, or has more than {MAX_CERTIFICATE_BYTES} bytes"
+            "not a file, or larger than {MAX_CERTIFICATE_BYTES} bytes"
         )));
     }
     std::fs::read(path)
 }
 
-/// Returns the settings in a configuration, with the limits of its base spec, and a warning; or the
-/// warning of a configuration that can't be read.
+/// Returns the settings in a configuration, with the limits of its base spec and a warning if those
+/// are unusable. An unreadable configuration is an error with its warning.
 async fn settings(json: &str) -> Result<(NodeSettings, Option<String>), String> {
     let (mut settings, path) = NodeSettings::parse(json).map_err(|(line, column)| {
         format!(
             "settings of the node's containerd invalid at line {line}, column {column}: cells \
-             keep the last known ones"
+             keep the last known settings"
         )
     })?;
     let Some(path) = path else { return Ok((settings, None)) };

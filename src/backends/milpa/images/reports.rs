@@ -1,9 +1,9 @@
-//! Images that cells reported, for an `ImageStatus` without a pod: a kubelet asks for the user of
-//! an image before it creates a container with `runAsNonRoot`. In memory only.
+//! Images reported by cells, for an `ImageStatus` without a pod: a kubelet asks for the user of an
+//! image before it creates a container with `runAsNonRoot`. In memory only.
 //!
-//! A cell may lie, and the kubelet asks for any pod. So a report counts only for references that
-//! the kubelet named for this cell's pod, and contradicting reports give no result: for a kubelet,
-//! an absent image has the user root.
+//! A cell may lie, and the kubelet may ask for any pod. So a report counts only for references that
+//! the kubelet named for this cell's pod, and contradicting reports give no result: without a
+//! result, the kubelet assumes the user root.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,26 +16,25 @@ use prost::Message;
 
 use super::reference::{is_id, normalized};
 
-/// Most references of a cell's pod with a report.
+/// Most references with a report for a cell's pod.
 const MAX_REFERENCES: usize = 64;
 
 /// Most bytes of the id and of the user of a reported image.
 const MAX_FIELD_BYTES: usize = 256;
 
-/// Most bytes of a reported image, because there may be thousands from an untrusted cell.
+/// Most bytes of a reported image: an untrusted cell may cause thousands of reports.
 const MAX_IMAGE_BYTES: usize = 16 << 10;
 
 /// References of a cell's pod, oldest first.
 type References = VecDeque<(String, cri::Image)>;
 
-/// Images that cells reported.
+/// Images reported by cells.
 #[derive(Debug, Default)]
 pub(super) struct Reports(Mutex<HashMap<CellId, References>>);
 
 impl Reports {
-    /// Stores a cell's report on an image that the kubelet named for this cell's pod. An image
-    /// without id or size is skipped, because a kubelet rejects a response with it (cri-client,
-    /// ImageStatus).
+    /// Stores a cell's report on an image that the kubelet named for this cell's pod. Skips an
+    /// image without id or size, because a kubelet would reject it (cri-client, ImageStatus).
     pub(super) fn put(&self, cell: &CellId, reference: &str, image: &cri::Image) {
         if reference.is_empty() || image.id.is_empty() || image.size == 0 {
             return;
@@ -49,8 +48,8 @@ impl Reports {
         }
     }
 
-    /// Returns the reported image for a reference or an id, from cells for which `has_pod` is true;
-    /// `None` if it is unknown, or if reports differ in the image's user.
+    /// Returns the reported image for a reference or an id, from cells with a pod (`has_pod`);
+    /// `None` if no cell reported it, or if reports differ in the image's user.
     pub(super) fn get(
         &self,
         reference: &str,
@@ -80,7 +79,7 @@ impl Reports {
     }
 }
 
-/// Returns an image without names and annotations if it exceeds the bound.
+/// Returns an image; without names and annotations if it exceeds the bound.
 fn bounded(image: &cri::Image) -> cri::Image {
     if image.encoded_len() <= MAX_IMAGE_BYTES {
         return image.clone();
@@ -116,21 +115,25 @@ mod tests {
             (Reports::default(), [(); 2].map(|()| CellId::mint().unwrap()));
         reports.put(&honest, "app:1", &image(1, "root"));
         assert_eq!(user_of(&reports, "app:1").as_deref(), Some("root"));
-        // The newest report, for each id that it claims.
+        // The newest report contradicts, whichever id it claims.
         for id in [1, 2] {
             reports.put(&liar, "docker.io/library/app:1", &image(id, "nobody"));
             assert_eq!(user_of(&reports, "app:1"), None);
         }
-        // The image of the other pod, by its id.
+        // The id of the honest pod's image.
         reports.put(&liar, "other", &image(1, "nobody"));
         assert_eq!(user_of(&reports, &image(1, "").id), None);
-        assert_eq!(user_of(&reports, "other").as_deref(), Some("nobody"), "its own");
+        assert_eq!(
+            user_of(&reports, "other").as_deref(),
+            Some("nobody"),
+            "the liar's own reference"
+        );
         let of_honest = reports.get("app:1", |cell| *cell == honest);
-        assert_eq!(of_honest.unwrap().username, "root", "the pod of the other is not there");
+        assert_eq!(of_honest.unwrap().username, "root", "the other cell has no pod");
         reports.forget(&liar);
         assert_eq!(user_of(&reports, "app:1").as_deref(), Some("root"));
         assert_eq!(user_of(&reports, &image(1, "").id).as_deref(), Some("root"));
-        // A moved tag of an image with the same user.
+        // A moved tag, with the same user.
         reports.put(&liar, "app:1", &image(3, "root"));
         assert_eq!(user_of(&reports, "app:1").as_deref(), Some("root"));
     }

@@ -1,10 +1,10 @@
 //! Directories of the node's unpacked layers, held for cells by snapshots of the node's containerd.
 //!
-//! For each image, a read-only snapshot that containerd does not collect stands on the image's
-//! layers, and keeps them whatever becomes of the image. All cells with the image share it; it ends
-//! with the last of them. Snapshots of an earlier daemon do not say for which cells they were made:
-//! they end with the last of the cells that this daemon began with. Until it has found them it
-//! removes none.
+//! For each image, a read-only snapshot on the image's layers, which containerd's garbage
+//! collection skips, keeps the layers even after the image is deleted. All cells with the image
+//! share the snapshot; it is removed with the last of these cells. Snapshots of a previous daemon
+//! do not say for which cells they were made: they are removed with the last of the cells that
+//! existed when this daemon started. Until this daemon has found these snapshots, it removes none.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -34,13 +34,14 @@ use crate::backends::milpa::failure::Failure;
 
 /// The snapshotter whose snapshots are directories.
 const SNAPSHOTTER: &str = "overlayfs";
-/// The label of what containerd's garbage collection keeps.
+/// The label that exempts a snapshot from containerd's garbage collection.
 const KEPT: &str = "containerd.io/gc.root";
-/// The label of a snapshot with the state directory of its daemon.
+/// The label with the state directory of a snapshot's daemon.
 const OWNER: &str = "kiyot.elotl.co/state-dir";
-/// Most snapshots of an earlier daemon that are released; the next daemon releases the others.
+/// Bounds the snapshots of a previous daemon that are released; the next daemon releases the rest.
 const MAX_ADOPTED: usize = 10_000;
-/// Bytes of the owner's digest in the names of its snapshots: two daemons on a node differ.
+/// Bytes of the owner's digest in names of snapshots, so that two daemons on a node use different
+/// names.
 const OWNER_DIGEST_BYTES: usize = 8;
 
 /// Layers of the node for cells that see its files.
@@ -50,31 +51,31 @@ pub(super) struct SharedLayers {
     owner: String,
     prefix: String,
     held: Mutex<Held>,
-    /// Set when the snapshots of an earlier daemon are among the views.
+    /// Set when the snapshots of a previous daemon are among the views.
     adopted: OnceCell<()>,
     lines: LogLimit,
 }
 
-/// Snapshots that are held, and for whom.
+/// Held snapshots, and the cells that hold them.
 #[derive(Debug, Default)]
 struct Held {
     /// The snapshots, by their names in the node's containerd.
     views: HashMap<String, View>,
-    /// The cells that the daemon began with, until the snapshots of an earlier daemon are found.
-    /// `None` until they are known.
+    /// The cells at the start of the daemon, until the snapshots of a previous daemon are found;
+    /// `None` until these cells are known.
     earlier: Option<HashSet<CellId>>,
 }
 
-/// A snapshot that cells share.
+/// A snapshot shared by cells.
 #[derive(Debug, Default)]
 struct View {
     cells: HashSet<CellId>,
-    /// Held shared while the snapshot is made or read, and exclusively while it is removed.
+    /// Locked shared while the snapshot is made or read, and exclusively while it is removed.
     gate: Arc<RwLock<()>>,
 }
 
 impl SharedLayers {
-    /// Creates the layers that a daemon shares. `owner` is its state directory.
+    /// Creates the layers shared by a daemon. `owner` is its state directory.
     pub(super) fn new(node: NodeImages, owner: String) -> Self {
         let hash = digest(&SHA256, owner.as_bytes());
         let prefix = format!("kiyot-{}-", hex::encode(&hash.as_ref()[..OWNER_DIGEST_BYTES]));
@@ -88,8 +89,8 @@ impl SharedLayers {
         }
     }
 
-    /// Returns the directories of a snapshot and those below it, the lowest first, and holds them
-    /// for a cell. Empty if they are not directories.
+    /// Returns the directories of a snapshot and of the snapshots below it, the lowest first, and
+    /// holds them for a cell. Returns an empty list if their mounts are not directories.
     ///
     /// # Errors
     ///
@@ -114,8 +115,8 @@ impl SharedLayers {
         Ok(directories(&mounts?))
     }
 
-    /// Returns the mounts of a view. They are read from containerd each time: it may be another
-    /// one, with other layers in directories of the same names.
+    /// Returns the mounts of a view. Each call reads them from containerd, which may have been
+    /// replaced, with other layers in directories of the same names.
     async fn mounts(&self, key: &str) -> Result<Vec<Mount>, Failure> {
         let mounts = MountsRequest { snapshotter: SNAPSHOTTER.to_owned(), key: key.to_owned() };
         let mounts = self.containerd.request(mounts, Some(RESPONSE_TIMEOUT))?;
@@ -123,7 +124,7 @@ impl SharedLayers {
         Ok(mounts.map_err(Failure::of_node)?.into_inner().mounts)
     }
 
-    /// Makes a view of a snapshot, unless another call has made it meanwhile.
+    /// Makes a view of a snapshot, or returns the view that a concurrent call has made.
     async fn view(&self, key: &str, snapshot: &str) -> Result<Vec<Mount>, Failure> {
         let labels = [(KEPT, "true"), (OWNER, &self.owner)];
         let view = ViewSnapshotRequest {
@@ -140,22 +141,22 @@ impl SharedLayers {
         }
     }
 
-    /// Sets the cells that the daemon begins with; later calls have no effect.
+    /// Sets the cells at the start of the daemon; later calls have no effect.
     pub(super) fn begin_with(&self, cells: impl FnOnce() -> HashSet<CellId>) {
         self.held().earlier.get_or_insert_with(cells);
     }
 
-    /// Releases what is held for a cell. What fails is released with the next cell that ends, or by
-    /// the daemon's next start.
+    /// Releases the snapshots held for a cell. After a failure, the end of the next cell or the
+    /// next start of the daemon releases them.
     pub(super) async fn release(&self, cell: &CellId) {
         self.held().retain(|other| other != cell);
         self.remove_unused().await;
     }
 
-    /// Releases what is held for cells that are not known.
+    /// Releases the snapshots held for unknown cells.
     pub(super) async fn release_unknown(&self, known: impl Fn() -> HashSet<CellId>) {
         {
-            // A cell is known before it holds a view, so that known cells are read under the lock.
+            // A cell is known before it holds a view, so known cells are read with the lock held.
             let mut held = self.held();
             let known = known();
             held.retain(|cell| known.contains(cell));
@@ -163,15 +164,15 @@ impl SharedLayers {
         self.remove_unused().await;
     }
 
-    /// Finds the snapshots of an earlier daemon, and holds them for the cells that this one began
-    /// with.
+    /// Finds the snapshots of a previous daemon, and holds them for the cells that existed when
+    /// this daemon started.
     async fn adopt(&self) -> Result<(), Failure> {
         let adopt = async || {
             let too_slow = |_| Failure::node(Code::DeadlineExceeded, "list of snapshots");
             let found = timeout(RESPONSE_TIMEOUT, self.find()).await.map_err(too_slow)??;
             let mut held = self.held();
             let not_begun = || Failure::node(Code::Unavailable, "cells are not known yet");
-            // The set stays, so that it is known that they are.
+            // An empty set stays, because the cells are known.
             let earlier = held.earlier.as_mut().map(std::mem::take).ok_or_else(not_begun)?;
             for key in found {
                 held.views.entry(key).or_default().cells.extend(earlier.iter().cloned());
@@ -199,11 +200,11 @@ impl SharedLayers {
         Ok(found)
     }
 
-    /// Removes the views without cells, once those of an earlier daemon are found: a view may be
-    /// one of them. A cell that asks for one meanwhile waits, and makes it again.
+    /// Removes the views without cells, after the snapshots of a previous daemon are found: a view
+    /// may be one of these. A cell that requests a view meanwhile waits, and makes it again.
     async fn remove_unused(&self) {
         if let Err(failure) = self.adopt().await {
-            self.warn(&failure, "layers of an earlier daemon not found, none are released");
+            self.warn(&failure, "layers of an earlier daemon not found, no layers released");
             return;
         }
         let unused: Vec<_> = {
@@ -255,7 +256,7 @@ impl SharedLayers {
 }
 
 impl Held {
-    /// Keeps what is held for these cells.
+    /// Keeps only what is held for these cells.
     fn retain(&mut self, is_kept: impl Fn(&CellId) -> bool) {
         for view in self.views.values_mut() {
             view.cells.retain(&is_kept);
@@ -266,8 +267,8 @@ impl Held {
     }
 }
 
-/// Returns the directories that a read-only snapshot is mounted from, the lowest first: one, or the
-/// lower ones of an overlay.
+/// Returns the directories from which a read-only snapshot is mounted, the lowest first: a single
+/// directory, or the lower directories of an overlay.
 fn directories(mounts: &[Mount]) -> Vec<PathBuf> {
     let [mount] = mounts else { return Vec::new() };
     match mount.r#type.as_str() {

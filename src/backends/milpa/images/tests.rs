@@ -26,7 +26,7 @@ mod pulls;
 
 const NAME: &str = "registry.example/app:v1";
 const PAUSE: &str = "registry.example/pause:1";
-/// Turns of other tasks while a blob is taken.
+/// Turns of other tasks while the fake cell takes a blob.
 const TURNS: usize = 8;
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
@@ -38,16 +38,16 @@ fn sha256(bytes: &[u8]) -> String {
 #[derive(Debug, Default)]
 struct NodeContent {
     names: BTreeMap<String, (String, String, u64)>,
-    /// Names that can be pulled.
+    /// Images that can be pulled, by name.
     registry: BTreeMap<String, (String, String, u64)>,
     blobs: BTreeMap<String, Bytes>,
     held: usize,
-    /// Lists of images.
+    /// Number of listings of images.
     lists: usize,
-    /// Leases that were taken, and blobs that were read.
+    /// Number of leases taken, and the blobs read.
     leases: usize,
     reads: Vec<String>,
-    /// Failures of the next calls for a target, the last first.
+    /// Failures of the next calls for a target, in reverse order.
     failures: Vec<Failure>,
 }
 
@@ -63,7 +63,8 @@ impl FakeNode {
         (digest, size)
     }
 
-    /// Adds an image behind an index, with two layers, one of several parts. Returns its id.
+    /// Adds an image behind an index, with two layers; one layer has several parts. Returns the
+    /// image's id.
     fn image(&self, name: &str) -> String {
         self.image_and_manifest(name).0
     }
@@ -186,26 +187,26 @@ struct FakeCell {
     registry: Mutex<HashMap<String, String>>,
     pulls: Mutex<Vec<cri::PullImageRequest>>,
     puts: Mutex<usize>,
-    /// Reports on its pulls, each after a pause.
+    /// Reports on pulls, each after a pause.
     reports: Mutex<Vec<(Duration, PullNews)>>,
-    /// Reports of the watch after the next.
+    /// Reports of the second watch.
     next_reports: Mutex<Vec<(Duration, PullNews)>>,
-    /// Fails the next watch after its reports.
+    /// Makes the next watch fail after its reports.
     watch_fails: Mutex<bool>,
     /// Watched pulls, and the number of watches to refuse.
     watched: Mutex<Vec<WatchPullsRequest>>,
     busy: Mutex<usize>,
     /// Keeps the next pull from ending.
     pull_hangs: Mutex<bool>,
-    /// Statuses of images that were asked for.
+    /// Number of requested image statuses.
     asked: Mutex<usize>,
-    /// Blobs that must be on their way before any is taken.
+    /// Barrier until this many blobs are on their way; then the cell takes them.
     together: Option<tokio::sync::Barrier>,
-    /// Blobs on their way, and the most at a time.
+    /// Blobs on their way: now, and at most.
     in_flight: Mutex<(usize, usize)>,
-    /// Cells with blobs on their way, and the most at a time, of all cells that share this.
+    /// Cells with blobs on their way: now, and at most; shared by several fake cells.
     copying: Arc<Mutex<(usize, usize)>>,
-    /// Keeps blobs from being taken.
+    /// Keeps the cell from taking blobs.
     put_hangs: bool,
     refuses: bool,
     greedy: bool,
@@ -317,7 +318,7 @@ impl Receiver for FakeCell {
             together.wait().await;
         }
         self.blob_begins();
-        // The others begin now, if they do not wait.
+        // Concurrent blobs begin now.
         for _ in 0..TURNS {
             tokio::task::yield_now().await;
         }
@@ -399,7 +400,7 @@ impl Scene {
             .map(|image| image.id)
     }
 
-    /// Returns the report on a reference while the cell has its pod.
+    /// Returns the report on a reference while the cell has a pod.
     fn reported(&self, reference: &str) -> Option<cri::Image> {
         self.images.reported(reference, |cell| *cell == self.id)
     }
@@ -432,7 +433,7 @@ async fn image_on_the_node_is_copied_without_a_pull() {
     assert!(scene.cell.pulls.lock().unwrap().is_empty());
     assert_eq!(scene.reported(NAME).unwrap().id, id);
     assert_eq!(scene.node.0.lock().unwrap().held, 0);
-    // It is present now.
+    // Present after the first call.
     assert_eq!(scene.ensure(NAME, "").await.unwrap(), id);
     assert_eq!(*scene.cell.puts.lock().unwrap(), 4);
 }
@@ -443,7 +444,7 @@ async fn deleted_layers_are_pulled_with_the_pods_credentials() {
     let id = scene.node.image(NAME);
     scene.node.0.lock().unwrap().blobs.remove(&sha256(b"small"));
     assert_eq!(scene.status(NAME).await, None, "the node can't give it");
-    // Credentials of a failed pull count.
+    // Credentials of a failed pull are kept.
     let failed = scene.pull(NAME, auth()).await.unwrap_err();
     assert_eq!(
         (failed.code(), failed.message()),
@@ -495,7 +496,7 @@ async fn images_of_cells_without_pods_are_not_reported() {
 async fn pause_image_is_reported_only_if_a_container_has_it() {
     let scene = Scene::new();
     let copied = scene.node.image(PAUSE);
-    // Copied, and then found.
+    // First the pause image is copied, then found.
     for _ in 0..2 {
         scene.images.ensure_pause_in(&scene.id, &scene.cell).await.unwrap();
         assert_eq!([PAUSE, &copied].map(|reference| scene.reported(reference)), [None, None]);
@@ -504,7 +505,7 @@ async fn pause_image_is_reported_only_if_a_container_has_it() {
     for reference in [PAUSE, &copied] {
         assert_eq!(scene.reported(reference).unwrap().id, copied);
     }
-    // Pulled.
+    // The pause image is pulled.
     let (scene, pulled) = (Scene::new(), sha256(b"pulled"));
     scene.in_registry(PAUSE, &pulled);
     scene.images.ensure_pause_in(&scene.id, &scene.cell).await.unwrap();
@@ -529,14 +530,14 @@ async fn pull_by_digest_asks_the_registry() {
     let id = scene.node.image(NAME);
     let other = sha256(b"newer");
     scene.in_registry(NAME, &other);
-    assert_eq!(scene.pull(NAME, None).await.unwrap(), other, "the node's may be old");
+    assert_eq!(scene.pull(NAME, None).await.unwrap(), other, "the node's image may be outdated");
     let pinned = format!("registry.example/app@{}", sha256(b"an index"));
     {
         let mut store = scene.node.0.lock().unwrap();
         let target = store.names[NAME].clone();
         store.names.insert(pinned.clone(), target);
     }
-    // The image of another pod, which the registry gives to that pod only.
+    // An image of another pod: the registry gives it only to that pod.
     let refused = scene.pull(&pinned, None).await.unwrap_err();
     assert_eq!(refused.message(), "RegistryUnavailable: no such image");
     assert!(scene.cell.named.lock().unwrap().is_empty(), "nothing was copied");
@@ -548,7 +549,7 @@ async fn pull_by_digest_asks_the_registry() {
 
 /// Verifies I28, P11.
 #[tokio::test]
-async fn id_that_a_cell_reported_brings_no_image_of_another_pod() {
+async fn id_reported_by_a_cell_copies_no_image_of_another_pod() {
     let scene = Scene::new();
     let private = scene.node.image("registry.example/private:1");
     // The kubelet creates the container with the id from ImageStatus or PullImage.

@@ -1,4 +1,4 @@
-//! Layers that are unpacked on the node, for cells that see its files: such a cell mounts them
+//! Layers unpacked on the node, for cells that see the node's files: the cell mounts these layers
 //! instead of unpacking its own copies.
 
 use std::{io, os::unix::fs::MetadataExt as _, path::PathBuf};
@@ -32,9 +32,8 @@ struct RootFs {
     diff_ids: Vec<String>,
 }
 
-/// Mounts the layers of an image that the node has unpacked in a cell. The node keeps them for the
-/// cell until it ends. Returns the snapshot of the last layer; `None` if the cell must unpack its
-/// own.
+/// Mounts an image's layers, as unpacked on the node, in a cell. The node keeps them until the cell
+/// ends. Returns the snapshot of the last layer; `None` if the cell must unpack its own layers.
 pub(super) async fn mount(
     node: &dyn Node,
     shared: &SharedLayers,
@@ -63,7 +62,7 @@ pub(super) async fn mount(
     }
 }
 
-/// Returns the unpacked layers of an image, the lowest first; none if they are not directories.
+/// Returns the unpacked layers of an image, the lowest first; empty if they are not directories.
 async fn find(
     node: &dyn Node,
     shared: &SharedLayers,
@@ -97,8 +96,8 @@ async fn find(
     Ok(layers.await.map_err(failed)?)
 }
 
-/// Describes a layer. The cell checks the numbers, for its directory of that name may be another:
-/// it has not all mounts of the node.
+/// Describes a layer. The cell checks device and inode, because it lacks some mounts of the node,
+/// so that the same path may be another directory there.
 fn layer(snapshot: String, directory: PathBuf) -> io::Result<UnpackedLayer> {
     let metadata = directory.metadata()?;
     let (device, inode) = (metadata.dev(), metadata.ino());

@@ -137,8 +137,7 @@ async fn stalled_pull_ends_while_another_continues() {
     };
     assert_eq!(stalled.code(), tonic::Code::DeadlineExceeded);
     assert!(
-        stalled.message().contains("stuck:1")
-            && stalled.message().contains("nothing of it has come for 15 s"),
+        stalled.message().contains("stuck:1") && stalled.message().contains("no progress for 15 s"),
         "{stalled:?}"
     );
     remove_and_assert_clean(&mut kubelet, &kiyot, &pod).await;

@@ -522,9 +522,7 @@ async fn stalled_pull_ends_and_the_next_resumes_it() {
     let stalled = kubelet.pull(&pod.spec, &pod.config, &name, None).await.unwrap_err();
     assert_eq!(stalled.code(), tonic::Code::DeadlineExceeded);
     assert!(
-        ["app:1", "nothing of it has come for 15 s"]
-            .iter()
-            .all(|word| stalled.message().contains(word)),
+        ["app:1", "no progress for 15 s"].iter().all(|word| stalled.message().contains(word)),
         "{stalled:?}"
     );
     assert!(blob_requests(&registry.asked()).contains(&layer));

@@ -1,4 +1,4 @@
-//! Registry configuration as content, for cells that don't share the node's files: directories of
+//! Registry configuration as content, for cells that don't see the node's files: directories of
 //! `HOST/hosts.toml` with the certificates that they name.
 
 use std::{
@@ -15,7 +15,7 @@ use super::directory::entries;
 
 /// Most bytes of all files.
 const MAX_BYTES: usize = 4 << 20;
-/// File that says how a host is reached.
+/// File with the endpoints of a host.
 const HOSTS_FILE: &str = "hosts.toml";
 
 /// Files of a registry configuration.
@@ -91,8 +91,8 @@ impl Bundle {
         }
     }
 
-    /// Returns a hosts.toml that names files beside it, and these files, for one that names files
-    /// anywhere on the node. Unreadable files and text stay as they are.
+    /// Converts a hosts.toml that names files anywhere on the node. Returns a hosts.toml that names
+    /// files beside it, and these files. Unreadable files and invalid text stay unchanged.
     fn with_own_files(
         &mut self,
         path: &Path,
@@ -100,8 +100,8 @@ impl Bundle {
         read: &dyn Fn(&Path) -> io::Result<Vec<u8>>,
     ) -> (String, Vec<(String, Vec<u8>)>) {
         let Ok(mut document) = text.parse::<DocumentMut>() else {
-            // Without the parser's message, which quotes the text.
-            self.problems.insert(format!("{} is no valid TOML", path.display()));
+            // Without the parser's message, because it quotes the text.
+            self.problems.insert(format!("{} is not valid TOML", path.display()));
             return (text.to_owned(), Vec::new());
         };
         let mut named = Vec::new();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_no_toml_is_kept_and_not_quoted() {
+    fn invalid_toml_is_kept_and_not_quoted() {
         let dir = tempfile::tempdir().unwrap();
         let host = dir.path().join("quay.example");
         fs::create_dir(&host).unwrap();

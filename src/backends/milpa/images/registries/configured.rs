@@ -1,4 +1,4 @@
-//! Registry configuration of the node's containerd, as CRI's `Status` discloses it. Pure.
+//! Registry configuration of the node's containerd, from CRI's `Status`. Pure.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
@@ -31,7 +31,7 @@ struct Host {
     tls: Option<Tls>,
 }
 
-/// Value of a header, dropped because it may be a secret.
+/// Value of a header, dropped because it may be secret.
 #[derive(Clone, PartialEq, Eq)]
 struct IgnoredHeader;
 
@@ -56,7 +56,7 @@ struct Auth {
 pub(super) struct Tls {
     /// Disables the verification.
     pub(super) insecure_skip_verify: bool,
-    /// Authorities in addition to the system's; may be empty.
+    /// Authorities besides the system's; may be empty.
     #[serde(rename = "caFile")]
     pub(super) ca_file: PathBuf,
     /// Client certificate; may be empty.
@@ -80,8 +80,8 @@ struct Whole {
 }
 
 impl Configured {
-    /// Parses the JSON of the node's configuration; `None` without a registry part, as from
-    /// containerd 2 on.
+    /// Parses the JSON of the node's configuration; `None` without a registry part, such as from
+    /// containerd 2.
     ///
     /// # Errors
     /// Line and column of invalid content, without the content.
@@ -91,12 +91,12 @@ impl Configured {
             .map_err(|error| (error.line(), error.column()))
     }
 
-    /// Returns true if mirrors or TLS settings of hosts are in the old form instead of files.
+    /// Returns whether mirrors or TLS settings of hosts are in the old form, without files.
     pub(super) fn has_old_form(&self) -> bool {
         self.config_path.is_empty() && !self.hosts().is_empty()
     }
 
-    /// Returns the hosts with settings in the old form; `*` means all others.
+    /// Returns the hosts with settings in the old form; `*` means all other hosts.
     pub(super) fn hosts(&self) -> Vec<&str> {
         let with_tls = self
             .configs
@@ -117,7 +117,7 @@ impl Configured {
         hosts
     }
 
-    /// Returns the endpoints of a host's mirrors in order: its own, otherwise those of `*`
+    /// Returns the endpoints of a host's mirrors in order: the host's own, or else those of `*`
     /// (containerd, registryEndpoints).
     pub(super) fn endpoints(&self, host: &str) -> &[String] {
         let mirror = self
@@ -136,7 +136,7 @@ impl Configured {
     pub(super) fn auth(&self, host: &str) -> Option<cri::AuthConfig> {
         let Auth { username, password, auth, identitytoken } =
             self.configs.as_ref()?.get(host)?.auth.clone()?;
-        // The scheme is arbitrary: containerd compares only the host (ParseAuth).
+        // Any scheme will do: containerd compares only the host (ParseAuth).
         let server_address = format!("https://{host}");
         Some(cri::AuthConfig {
             username,
@@ -148,7 +148,7 @@ impl Configured {
         })
     }
 
-    /// Returns the names of headers that are sent to all registries.
+    /// Returns the names of the headers sent to all registries.
     pub(super) fn headers(&self) -> Vec<&str> {
         self.headers.iter().flatten().map(|(name, _)| name.as_str()).collect()
     }
@@ -178,7 +178,7 @@ mod tests {
         );
         assert_eq!((configured.auth("two.example"), configured.headers()), (None, vec!["X-Team"]));
         assert!(!format!("{configured:?}").contains("sesame"));
-        // Secrets alone need no files, and a config_path takes precedence.
+        // A configuration with only secrets needs no files, and a config_path takes precedence.
         for same in [
             r#"{"registry": {"configs": {"a": {"auth": {"username": "u"}}}}}"#,
             r#"{"registry": {"configPath": "/certs", "mirrors": {"a": {}}}}"#,

@@ -1,5 +1,5 @@
-//! Settings of the node's CRI plugin (containerd) that hold for pods in cells too, as CRI's
-//! `Status` discloses them. Pure.
+//! Settings of the node's CRI plugin (containerd), from CRI's `Status`, that also hold for pods in
+//! cells. Pure.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -9,11 +9,11 @@ use serde::Deserialize;
 
 /// Most bytes of a duration in Go's form.
 const MAX_DURATION_BYTES: usize = 32;
-/// Word in the names of pause images.
+/// Part of the names of pause images.
 const PAUSE: &str = "pause";
 /// Units of a duration in Go's form.
 const UNITS: [&str; 7] = ["ns", "us", "µs", "ms", "s", "m", "h"];
-/// Names of resource limits (setrlimit(2)), without their prefix. Each is in a spec once.
+/// Names of resource limits (setrlimit(2)), without their prefix. A spec has each once.
 const RLIMITS: [&str; 16] = [
     "AS",
     "CORE",
@@ -33,10 +33,10 @@ const RLIMITS: [&str; 16] = [
     "STACK",
 ];
 
-/// Settings of the node for pods in cells.
+/// The node's settings for pods in cells.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeSettings {
-    /// Settings of the containerd of a cell on the node.
+    /// Settings for the containerd of a cell on the node.
     pub cri: CriSettings,
     /// Pods listen on ports below 1024 without a privilege (`enable_unprivileged_ports`).
     unprivileged_ports: bool,
@@ -44,7 +44,7 @@ pub struct NodeSettings {
     unprivileged_icmp: bool,
 }
 
-/// The settings before the node's containerd has disclosed its own: containerd 2's.
+/// The settings until the node's containerd discloses its own: the defaults of containerd 2.
 impl Default for NodeSettings {
     fn default() -> Self {
         Self { cri: CriSettings::default(), unprivileged_ports: true, unprivileged_icmp: true }
@@ -91,10 +91,10 @@ struct Process {
 
 impl NodeSettings {
     /// Parses the JSON of the node's configuration. Absent settings have their defaults. Returns
-    /// the settings without resource limits, and the file that has them.
+    /// the settings without resource limits, and the path of the file with the limits.
     ///
     /// # Errors
-    /// Line and column of the first setting of another type.
+    /// Line and column of the first setting with a wrong type.
     pub(super) fn parse(json: &str) -> Result<(Self, Option<PathBuf>), (usize, usize)> {
         let plugin: Plugin =
             serde_json::from_str(json).map_err(|error| (error.line(), error.column()))?;
@@ -124,7 +124,7 @@ impl NodeSettings {
     /// Sets the resource limits of an OCI runtime spec.
     ///
     /// # Errors
-    /// The reason for which the spec has no usable limits.
+    /// The reason why the spec has no usable limits.
     pub(super) fn set_rlimits(&mut self, spec: &[u8]) -> Result<(), String> {
         let spec: Spec = serde_json::from_slice(spec).map_err(|error| {
             format!("invalid JSON at line {}, column {}", error.line(), error.column())
@@ -149,7 +149,7 @@ impl NodeSettings {
         Ok(())
     }
 
-    /// Returns the sysctls that containerd sets in a pod's network namespace, and not in the
+    /// Returns the sysctls that containerd sets in a pod's own network namespace, but not in the
     /// host's.
     pub fn sysctls(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         let ports = ("net.ipv4.ip_unprivileged_port_start", "0");
@@ -170,20 +170,20 @@ pub(super) fn sandbox_image(json: &str) -> Option<String> {
     Some(sandbox).filter(|name| !name.is_empty())
 }
 
-/// Returns the pause image among the node's images. containerd 2 does not disclose its name, but
-/// pins it, which other software may do with further images.
+/// Returns the pause image among the node's images. containerd 2 does not disclose its name but
+/// pins it. Other software may pin further images.
 pub(super) fn pinned_pause(images: &[cri::Image]) -> Option<String> {
     let is_pause = |name: &&String| {
         let last = name.rsplit('/').next().unwrap_or_default();
         last.split([':', '@']).next().is_some_and(|last| last.contains(PAUSE))
     };
     let pinned = images.iter().filter(|image| image.pinned);
-    // Of several, which earlier versions have left, each is as good.
+    // Earlier versions may have left several; any of them will do.
     pinned.flat_map(|image| image.repo_tags.iter().find(is_pause)).min().cloned()
 }
 
-/// Returns whether a text is a duration in Go's form that is not 0, such as "1m30s". The cell's
-/// containerd does not start with any other.
+/// Returns whether a text is a duration in Go's form other than 0, such as "1m30s". With any other
+/// text, the cell's containerd does not start.
 fn is_duration(mut text: &str) -> bool {
     if text.len() > MAX_DURATION_BYTES {
         return false;

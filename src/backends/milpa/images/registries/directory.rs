@@ -1,4 +1,4 @@
-//! Directory with exactly a given set of files.
+//! Makes a directory hold exactly a given set of files.
 
 use std::{
     collections::BTreeMap,
@@ -9,9 +9,9 @@ use std::{
 
 use kiyot_linux::tree::beneath;
 
-/// Makes a directory of directories hold exactly these files. It replaces them one by one, because
+/// Makes a directory of directories hold exactly these files. Replaces them one by one, because
 /// cells read them meanwhile, in the order of their paths, so that `hosts.toml` follows the files
-/// that it names (`0-ca.pem`). Only the owner can read them.
+/// that it names (`0-ca.pem`). Only the owner can read the files.
 pub(super) fn make(directory: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> io::Result<()> {
     if !directory.exists() && files.is_empty() {
         return Ok(());
@@ -39,7 +39,7 @@ pub(super) fn make(directory: &Path, files: &BTreeMap<PathBuf, Vec<u8>>) -> io::
     Ok(())
 }
 
-/// Returns the sorted paths in a directory; none if it is absent.
+/// Returns the sorted paths in a directory; empty if the directory is absent.
 pub(super) fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

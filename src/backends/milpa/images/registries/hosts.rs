@@ -13,9 +13,10 @@ use kiyot_linux::tree::beneath;
 
 use super::configured::{Configured, Tls};
 
-/// Host of Docker's images, and the host that serves them (containerd, docker.DefaultHost).
+/// Host in the names of Docker's images, and the host that serves them (containerd,
+/// docker.DefaultHost).
 const DOCKER: (&str, &str) = ("docker.io", "registry-1.docker.io");
-/// Directory for hosts without their own, and its name among mirrors.
+/// Directory for hosts without a directory of their own, and its name among mirrors.
 const DEFAULT_HOST: (&str, &str) = ("_default", "*");
 
 /// Endpoint of a registry.
@@ -27,8 +28,8 @@ struct Endpoint {
 }
 
 impl Endpoint {
-    /// Parses an endpoint like containerd: https by default, http for the loopback, path `/v2` by
-    /// default (addDefaultScheme, registryHosts). User name and password are ignored.
+    /// Parses an endpoint as containerd does: https by default, http for the loopback, path `/v2`
+    /// by default (addDefaultScheme, registryHosts). Ignores user name and password.
     fn parse(text: &str) -> Option<Self> {
         let (scheme, rest) =
             text.split_once("://").map_or((None, text), |(scheme, rest)| (Some(scheme), rest));
@@ -55,7 +56,8 @@ impl Endpoint {
     }
 }
 
-/// Returns true for the loopback, which is the cell's own in a cell (containerd, isLocalHost).
+/// Returns whether a host is the loopback: in a cell, that is the cell's own (containerd,
+/// isLocalHost).
 fn is_loopback(host: &str) -> bool {
     let name = host
         .rsplit_once(':')
@@ -69,9 +71,9 @@ fn default_scheme(host: &str) -> &'static str {
     if is_loopback(host) { "http" } else { "https" }
 }
 
-/// Returns the endpoints of a host in order: its mirrors, then the host itself unless it is one of
-/// them (containerd, registryEndpoints). Endpoints that a cell can't use are left out and named in
-/// `problems`.
+/// Returns the endpoints of a host in order: its mirrors, then the host itself unless it is a
+/// mirror (containerd, registryEndpoints). Leaves out endpoints that a cell can't use, and adds
+/// them to `problems`.
 fn endpoints(
     configured: &Configured,
     host: &str,
@@ -82,9 +84,9 @@ fn endpoints(
         match Endpoint::parse(text) {
             Some(endpoint) if endpoints.contains(&endpoint) => {}
             Some(endpoint) => endpoints.push(endpoint),
-            // Not shown, because it may contain a password.
+            // The endpoint is not shown, because it may contain a password.
             None => drop(problems.insert(format!(
-                "an endpoint of registry.mirrors.{host:?} is no URL with http or https"
+                "an endpoint of registry.mirrors.{host:?} is not an http or https URL"
             ))),
         }
     }
@@ -113,7 +115,7 @@ pub(super) fn host_with_auth(configured: &Configured, host: &str) -> Option<Stri
     let endpoints = if configured.config_path.is_empty() {
         endpoints(configured, host, &mut BTreeSet::new())
     } else {
-        // Further endpoints are known from the files only.
+        // Only the files name further endpoints.
         Endpoint::parse(&format!("https://{}", if host == DOCKER.0 { DOCKER.1 } else { host }))
             .into_iter()
             .filter(|own| !is_loopback(&own.host))
@@ -131,7 +133,7 @@ pub(super) struct Plan {
     pub(super) problems: BTreeSet<String>,
 }
 
-/// Converts the configuration. `read` returns the content of a file of the node.
+/// Converts the configuration. `read` reads a file of the node.
 pub(super) fn plan(configured: &Configured, read: &dyn Fn(&Path) -> io::Result<Vec<u8>>) -> Plan {
     let mut plan = Plan::default();
     let mut hosts: BTreeSet<&str> = configured.hosts().into_iter().collect();
@@ -140,7 +142,7 @@ pub(super) fn plan(configured: &Configured, read: &dyn Fn(&Path) -> io::Result<V
     }
     for host in hosts {
         let Some(directory) = directory(host) else {
-            plan.problems.insert(format!("registry.mirrors.{host:?} is no host"));
+            plan.problems.insert(format!("registry.mirrors.{host:?} is not a host"));
             continue;
         };
         let mut entries = Vec::new();
@@ -218,7 +220,7 @@ fn certificates(
             let (certificate, key) = (take(&tls.cert_file, "client")?, take(&tls.key_file, "key")?);
             lines.push(format!("client = [[{certificate:?}, {key:?}]]"));
         }
-        _ => return Err("cert_file and key_file need each other".to_owned()),
+        _ => return Err("cert_file and key_file are needed together".to_owned()),
     }
     if tls.insecure_skip_verify {
         lines.push("skip_verify = true".to_owned());
@@ -226,11 +228,12 @@ fn certificates(
     Ok(Certificates { lines, files })
 }
 
-/// Returns the text of a hosts.toml. The last endpoint is the server; with `has_no_server`,
-/// containerd adds it.
+/// Returns the text of a hosts.toml. The last endpoint is the server. With `has_no_server`, the
+/// server is omitted, because containerd adds it.
 fn text(entries: &[(Endpoint, Certificates)], has_no_server: bool) -> String {
-    let mut toml =
-        String::from("# Made of registry.mirrors and registry.configs of the node's containerd.\n");
+    let mut toml = String::from(
+        "# Generated from registry.mirrors and registry.configs of the node's containerd.\n",
+    );
     let about = |(endpoint, certificates): &(Endpoint, Certificates)| {
         // containerd appends /v2 to any other path.
         let path = (!endpoint.path.ends_with("/v2")).then(|| "override_path = true".to_owned());
@@ -245,7 +248,7 @@ fn text(entries: &[(Endpoint, Certificates)], has_no_server: bool) -> String {
     } else {
         entries.split_last().map_or((entries, None), |(last, before)| (before, Some(last)))
     };
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     if let Some(last) = last {
         let _ = write!(toml, "server = {:?}\n{}", last.0.url(), about(last));
     }

@@ -33,7 +33,7 @@ async fn registry_configuration_of_the_node_reaches_cells() {
     );
     assert_eq!(registries.credentials().of("quay.example/app:1"), None);
     assert!(!format!("{warnings:?} {registries:?}").contains("sesame"), "{registries:?}");
-    // After a change of the configuration.
+    // The configuration changes.
     assert_eq!(
         registries.apply(NEW, false).await,
         (Some("/etc/containerd/certs.d".into()), vec![])
@@ -45,7 +45,7 @@ async fn registry_configuration_of_the_node_reaches_cells() {
 
 /// Verifies I17.
 #[tokio::test]
-async fn operators_directory_replaces_the_nodes_and_warns_of_the_rest() {
+async fn directory_of_the_operator_replaces_the_nodes_configuration() {
     let state = tempfile::tempdir().unwrap();
     let own = registries(state.path(), Some("/etc/certs"));
     let (given, warnings) = own.apply(OLD, false).await;
@@ -63,7 +63,7 @@ async fn operators_directory_replaces_the_nodes_and_warns_of_the_rest() {
     assert_eq!(
         own.config_path().await,
         Some("/etc/certs".into()),
-        "the node's containerd is not there"
+        "the node's containerd is absent"
     );
 }
 
@@ -94,7 +94,7 @@ async fn undisclosed_mirrors_are_logged() {
 async fn hung_containerd_delays_no_cell_once_its_settings_are_known() {
     let state = tempfile::tempdir().unwrap();
     let socket = state.path().join("containerd.sock");
-    // Connections are made, and nothing answers.
+    // Connections succeed, but nothing answers.
     let _hung = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let node = NodeImages { socket, namespace: "k8s.io".to_owned() };
     let registries = Registries::new(node, None, state.path(), PauseImage::new(None));
@@ -123,7 +123,7 @@ async fn unreadable_settings_of_the_node_are_named() {
     let json = "{\n\"maxContainerLogSize\": \"many\"}";
     let warning = settings(json).await.unwrap_err();
     let expected = "settings of the node's containerd invalid at line 2, column 29: cells keep the \
-                    last known ones";
+                    last known settings";
     assert_eq!(warning, expected);
     assert!(settings("no JSON").await.is_err());
 }

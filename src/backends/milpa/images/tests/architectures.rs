@@ -1,10 +1,10 @@
-//! Copies to cells whose machines have another architecture than the node.
+//! Copies to cells with another architecture than the node's.
 
 use super::*;
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// Returns the architecture of a machine that is not this one.
+/// Returns an architecture other than this machine's.
 fn other() -> &'static str {
     if of_this_machine() == "arm64" { "amd64" } else { "arm64" }
 }
@@ -29,8 +29,7 @@ fn name(node: &FakeNode, name: &str, media_type: &str, (digest, size): (String, 
     node.0.lock().unwrap().names.insert(name.to_owned(), named);
 }
 
-/// Adds an image with a manifest for each of two architectures. Returns their ids, that of this
-/// machine first.
+/// Adds an image with manifests for two architectures. Returns their ids, this machine's first.
 fn add_index(node: &FakeNode, of: &str) -> [String; 2] {
     let both = [of_this_machine(), other()];
     let made = both.map(|architecture| manifest_of(node, of, architecture));
@@ -40,7 +39,7 @@ fn add_index(node: &FakeNode, of: &str) -> [String; 2] {
     });
     let entries = entries.collect::<Vec<_>>().join(",");
     let index = node.blob(format!(r#"{{"mediaType":"{INDEX}","manifests":[{entries}]}}"#));
-    // As containerd names what it shows.
+    // containerd also has an entry under the id.
     name(node, &made[0].0, INDEX, index.clone());
     name(node, of, INDEX, index);
     made.map(|(id, _)| id)
@@ -48,7 +47,7 @@ fn add_index(node: &FakeNode, of: &str) -> [String; 2] {
 
 /// Verifies I24.
 #[tokio::test]
-async fn index_of_two_architectures_is_copied_for_that_of_the_cell() {
+async fn index_is_copied_for_the_architecture_of_the_cell() {
     for architecture in [None, Some(other())] {
         let mut scene = Scene::new();
         scene.cell.architecture = architecture;
@@ -75,7 +74,7 @@ async fn image_of_another_architecture_is_pulled_in_the_cell() {
     let (id, manifest) = manifest_of(&scene.node, NAME, of_this_machine());
     name(&scene.node, NAME, MANIFEST, manifest.clone());
     name(&scene.node, &id, MANIFEST, manifest);
-    // It is not there for a kubelet, which then pulls.
+    // For a kubelet the image is absent, so it pulls.
     assert_eq!(scene.status(NAME).await, None);
     let pulled = sha256(b"pulled");
     scene.in_registry(NAME, &pulled);

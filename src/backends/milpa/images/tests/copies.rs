@@ -49,7 +49,7 @@ async fn small_blobs_are_read_from_the_node_once() {
     {
         let mut content = scene.node.0.lock().unwrap();
         content.reads.clear();
-        // The collection of a node's containerd is not seen by who has read the blobs.
+        // Blobs in memory hide that the node has deleted its copies.
         content.blobs.retain(|_, bytes| bytes.len() > 1 << 20);
     }
     let (other, uid) = (CellId::mint().unwrap(), "uid-2");
@@ -102,7 +102,7 @@ async fn concurrent_requests_copy_an_image_once() {
     assert_eq!(scene.cell.named.lock().unwrap().len(), 1);
 }
 
-/// The barrier would hold blobs that are sent one after another for ever.
+/// The barrier would block forever if the blobs were sent one after the other.
 #[tokio::test(start_paused = true)]
 async fn blobs_are_sent_together() {
     let mut scene = Scene::new();
@@ -113,9 +113,9 @@ async fn blobs_are_sent_together() {
     assert_eq!(scene.cell.blobs.lock().unwrap().len(), 4);
 }
 
-/// The agent refuses the ninth blob.
+/// The agent refuses a ninth concurrent blob.
 #[tokio::test]
-async fn copies_of_several_images_to_a_cell_keep_to_the_limit_of_blobs() {
+async fn concurrent_copies_to_a_cell_stay_within_the_blob_limit() {
     let scene = Scene::new();
     let names = ["a", "b", "c"].map(|name| format!("registry.example/{name}:v1"));
     names.iter().for_each(|name| drop(scene.node.image(name)));
@@ -148,7 +148,7 @@ async fn copy_after_a_cancelled_copy_succeeds() {
     }
     scene.cell.put_hangs = false;
     assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
-    // That of the cancelled copy expires by itself.
+    // The lease of the cancelled copy expires by itself.
     assert_eq!(scene.node.0.lock().unwrap().held, 1);
 }
 
@@ -177,7 +177,7 @@ async fn cell_without_a_registry_gets_the_pause_image_of_the_node() {
 
 /// Verifies I29.
 #[tokio::test]
-async fn pause_image_that_was_pruned_on_the_node_is_pulled_there() {
+async fn pruned_pause_image_is_pulled_on_the_node() {
     let scene = Scene::new();
     let id = scene.node.image(PAUSE);
     {
@@ -223,7 +223,7 @@ async fn cell_pulls_if_the_nodes_containerd_stays_away() {
 
 /// Verifies I25.
 #[tokio::test(start_paused = true)]
-async fn cell_pulls_at_once_what_the_node_refuses() {
+async fn image_refused_by_the_node_is_pulled_at_once() {
     let scene = Scene::new();
     let id = scene.node.image(NAME);
     scene.in_registry(NAME, &id);
@@ -235,7 +235,7 @@ async fn cell_pulls_at_once_what_the_node_refuses() {
     assert_eq!(begun.elapsed(), Duration::ZERO);
 }
 
-/// Returns a scene of a cell on another machine, where ten copies to others do not end.
+/// Returns a scene of a cell on another machine, while ten copies to other cells never end.
 async fn slow_copies() -> (Scene, Vec<AbortOnDropHandle<()>>) {
     let mut scene = Scene::new();
     let limits = Arc::new(CopyLimits::new(Arc::new(SendRate::new(1 << 20))));
@@ -259,14 +259,14 @@ async fn slow_cells_on_other_machines_do_not_delay_the_pause_image() {
     scene.node.image(PAUSE);
     let begun = tokio::time::Instant::now();
     scene.ensure(PAUSE, "").await.unwrap();
-    // 5 MiB at the rate.
+    // 5 MiB at the rate limit.
     let elapsed = begun.elapsed().as_secs();
     assert!((3..=5).contains(&elapsed), "{elapsed} s");
 }
 
 /// Verifies I22.
 #[tokio::test(start_paused = true)]
-async fn slow_cells_on_other_machines_delay_the_copies_to_others_by_a_turn() {
+async fn slow_cells_on_other_machines_delay_other_copies_by_one_turn() {
     let (scene, _slow) = slow_copies().await;
     let id = scene.node.image(NAME);
     let waits = tokio::time::timeout(Duration::from_secs(1), scene.ensure(&id, NAME)).await;
@@ -274,7 +274,7 @@ async fn slow_cells_on_other_machines_delay_the_copies_to_others_by_a_turn() {
     let begun = tokio::time::Instant::now();
     assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
     let elapsed = begun.elapsed().as_secs();
-    // The third turn of half a minute has a place for it, and it has 5 MiB.
+    // The copy gets the third turn of half a minute, and then sends 5 MiB.
     assert!((63..=65).contains(&elapsed), "{elapsed} s");
 }
 
@@ -283,7 +283,7 @@ async fn slow_cells_on_other_machines_delay_the_copies_to_others_by_a_turn() {
 async fn fifty_cells_copy_four_images_at_a_time_in_their_order() {
     const CELLS: usize = 50;
     const AT_ONCE: usize = 4;
-    // 5 MiB at the rate, which the copies share.
+    // 5 MiB at the rate limit, which the copies share.
     const SECONDS_OF_AN_IMAGE: usize = 5;
     let mut scene = Scene::new();
     let limits = Arc::new(CopyLimits::new(Arc::new(SendRate::new(1 << 20))));
@@ -312,7 +312,7 @@ async fn fifty_cells_copy_four_images_at_a_time_in_their_order() {
     assert_eq!(*copying.lock().unwrap(), (0, AT_ONCE), "cells at a time");
     assert!(cells.iter().all(|cell| cell.pulls.lock().unwrap().is_empty()), "none pulls");
     for (number, end) in ends.iter().enumerate() {
-        // The cells before it, those that share its turn, and the first part of the next.
+        // The cells before it, the cells that share its turn, and the first part of the next.
         let most = (number + AT_ONCE) * SECONDS_OF_AN_IMAGE + 1;
         assert!(end.as_secs() <= most as u64, "cell {number}: {end:?}");
     }

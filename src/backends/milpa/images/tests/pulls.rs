@@ -1,4 +1,4 @@
-//! Pulls of cells, which take layers from the node.
+//! Pulls of cells that take layers from the node.
 
 use super::*;
 
@@ -6,8 +6,8 @@ fn report(moves: u64, fetching: bool, manifest: Option<PulledManifest>) -> PullN
     PullNews { moves, fetching, manifest, known: None }
 }
 
-/// Makes a scene whose registry has an image, and whose node has it by another tag of its
-/// repository. The manifest was reported, and the pull of the layers never ends.
+/// Returns a scene with an image in the registry, and on the node under another tag of its
+/// repository. The cell reports the manifest, and its pull of the layers never ends.
 fn pulling() -> (Scene, String, PulledManifest) {
     let scene = Scene::new();
     let (id, manifest) = scene.node.image_and_manifest("registry.example/app:other");
@@ -35,7 +35,7 @@ async fn layers_of_an_image_of_the_repository_come_from_the_node() {
 
 /// Verifies I22.
 #[tokio::test]
-async fn cell_that_pulls_first_gets_from_the_node_what_the_registry_lacks() {
+async fn cell_that_pulls_first_copies_images_absent_from_the_registry() {
     let mut scene = Scene::new();
     scene.images.source = ImageSource::Registry;
     let id = scene.node.image(NAME);
@@ -44,7 +44,7 @@ async fn cell_that_pulls_first_gets_from_the_node_what_the_registry_lacks() {
     assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
     assert_eq!((*scene.cell.puts.lock().unwrap(), scene.cell.pulls.lock().unwrap().len()), (0, 1));
 
-    // The registry has another image by this name, or none.
+    // By this name, the registry has another image, or no image.
     for in_registry in [true, false] {
         scene.cell = FakeCell::default();
         if in_registry {
@@ -57,7 +57,7 @@ async fn cell_that_pulls_first_gets_from_the_node_what_the_registry_lacks() {
     let failure = scene.ensure(&absent, "absent:1").await.unwrap_err();
     assert!(failure.to_string().contains("RegistryUnavailable"), "{failure}");
 
-    // The pause image is the node's.
+    // The pause image comes from the node.
     let pause = scene.node.image(PAUSE);
     scene.cell = FakeCell::default();
     scene.in_registry(PAUSE, &pause);
@@ -81,7 +81,7 @@ async fn pull_waits_for_its_watch_by_full_name() {
     let (scene, id, _) = pulling();
     *scene.cell.busy.lock().unwrap() = 3;
     assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
-    // Three times in vain, and then for each of the two pulls, because one was interrupted.
+    // Three refused watches, and a watch for each of two pulls, because the first was interrupted.
     let watched = WatchPullsRequest { image: NAME.to_owned(), known: None };
     assert_eq!(*scene.cell.watched.lock().unwrap(), vec![watched; 5]);
     assert_eq!(scene.cell.blobs.lock().unwrap().len(), 2);
@@ -89,7 +89,7 @@ async fn pull_waits_for_its_watch_by_full_name() {
 
 /// Verifies L8.
 #[tokio::test(start_paused = true)]
-async fn endless_manifests_of_a_cell_cost_the_node_a_list() {
+async fn endless_manifests_of_a_cell_cost_the_node_one_listing() {
     let (scene, id, manifest) = pulling();
     let other = |n: u32| PulledManifest { digest: sha256(&n.to_be_bytes()) };
     let reported = (0..100)
@@ -113,7 +113,8 @@ async fn manifest_of_another_pull_interrupts_once() {
     scene.in_registry(NAME, &id);
     let reported =
         |manifest: &PulledManifest| (Duration::ZERO, report(1, true, Some(manifest.clone())));
-    // The same layers under two manifests: the first one brings them, so the second has no effect.
+    // The same layers under two manifests: the first manifest brings them, so the second has no
+    // effect.
     *scene.cell.reports.lock().unwrap() = vec![reported(&other)];
     *scene.cell.next_reports.lock().unwrap() = vec![reported(&other), reported(&mine)];
     *scene.cell.pull_hangs.lock().unwrap() = true;
@@ -123,10 +124,10 @@ async fn manifest_of_another_pull_interrupts_once() {
 
 /// Verifies I9.
 #[tokio::test(start_paused = true)]
-async fn manifest_that_is_no_image_of_the_repository_gets_no_layer() {
+async fn manifest_without_an_image_of_the_repository_gets_no_layer() {
     let others = ["registry.example/private:1", "registry.example/app-private:1"];
     let private = |scene: &Scene, name: &str| scene.node.image_and_manifest(name).1;
-    // Of the cell's own making, with a layer of another image whose digest it knows.
+    // Made by the cell, with a layer of another image whose digest it knows.
     let forged = |scene: &Scene| {
         let layer = sha256(&vec![7; (5 << 20) + 1]);
         let json = format!(
@@ -134,7 +135,7 @@ async fn manifest_that_is_no_image_of_the_repository_gets_no_layer() {
             "config":{{"digest":"{0}","size":5}},"layers":[{{"digest":"{0}","size":5242881}}]}}"#,
             layer
         );
-        // As if the node had read the manifest before.
+        // As if the node had the manifest in its store.
         scene.node.blob(json.clone());
         PulledManifest { digest: sha256(json.as_bytes()) }
     };
@@ -184,7 +185,7 @@ async fn unsendable_layer_is_pulled() {
 async fn stalled_pull_ends_at_the_progress_timeout() {
     let step =
         |seconds, moves, fetching| (Duration::from_secs(seconds), report(moves, fetching, None));
-    // Of 120 s: never any progress; some, and then no more; an agent without support.
+    // With a limit of 120 s: no progress; progress that ends; an agent without watches.
     for (said, seconds) in [
         (vec![step(0, 0, false)], 120),
         (vec![step(0, 0, false), step(100, 1, true), step(100, 2, true), step(50, 2, true)], 320),
@@ -233,15 +234,15 @@ async fn restarted_watch_keeps_the_known_manifests() {
     let reported = |byte, manifest| {
         (Duration::ZERO, PullNews { known: known(byte), ..report(0, false, manifest) })
     };
-    // The manifest comes between two watches. The second watch knows it, but reports it, because
-    // the first one didn't know it.
+    // The manifest appears between two watches. The second watch knows it, but reports it, because
+    // the first did not know it.
     *scene.cell.reports.lock().unwrap() = vec![reported(1, None)];
     *scene.cell.watch_fails.lock().unwrap() = true;
     *scene.cell.next_reports.lock().unwrap() = vec![reported(2, Some(manifest))];
     assert_eq!(scene.pull(NAME, None).await.unwrap(), id);
     let watched: Vec<_> =
         scene.cell.watched.lock().unwrap().iter().map(|request| request.known.clone()).collect();
-    assert_eq!(watched, [None, known(1), None], "and the pull that begins again is another one");
+    assert_eq!(watched, [None, known(1), None], "the restarted pull has a new watch");
     assert_eq!(scene.cell.blobs.lock().unwrap().len(), 2);
 }
 
@@ -258,14 +259,14 @@ async fn unpacking_is_not_limited() {
     *scene.cell.reports.lock().unwrap() = fetched.into_iter().chain(unpacked).collect();
     *scene.cell.pull_hangs.lock().unwrap() = true;
     let pull = scene.pull(NAME, None);
-    assert!(tokio::time::timeout(Duration::from_secs(10_000), pull).await.is_err(), "it goes on");
+    assert!(tokio::time::timeout(Duration::from_secs(10_000), pull).await.is_err(), "it continues");
 }
 
 /// Verifies I10.
 #[tokio::test(start_paused = true)]
 async fn pull_without_reports_ends() {
     let scene = Scene::new();
-    // Unpacking, as far as known.
+    // The last report says that the pull unpacks.
     *scene.cell.reports.lock().unwrap() = vec![
         (Duration::ZERO, report(0, false, None)),
         (Duration::from_secs(1), report(6, false, None)),

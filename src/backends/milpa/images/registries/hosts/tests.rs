@@ -33,7 +33,8 @@ fn tried(text: &str) -> Vec<String> {
 #[test]
 fn endpoints_follow_the_order_of_containerd() {
     for (registry, file, expected) in [
-        // In order, and then the host itself; path /v2 by default, without user name and password.
+        // Mirrors in order, then the host itself; path /v2 by default, without user name and
+        // password.
         (
             r#"{"mirrors": {"quay.example": {"endpoint": ["https://violet:sesame@b.example", "http://a.example:5000/proxy/v2"]}}}"#,
             "quay.example",
@@ -43,25 +44,26 @@ fn endpoints_follow_the_order_of_containerd() {
                 "https://quay.example/v2",
             ],
         ),
-        // Docker's host differs from its name. Duplicates are removed.
+        // Docker's host differs from the host in image names. Duplicates are removed.
         (
             r#"{"mirrors": {"docker.io": {"endpoint": ["m.example", "https://m.example"]}}}"#,
             "docker.io",
             vec!["https://m.example/v2", "https://registry-1.docker.io/v2"],
         ),
-        // A host that is its own endpoint, and a registry without certificates, occur once.
+        // A host that is its own mirror, and a registry without certificates, occur once.
         (
             r#"{"mirrors": {"own.example:5000": {"endpoint": ["http://own.example:5000"]}}}"#,
             "own.example_5000_",
             vec!["http://own.example:5000/v2"],
         ),
-        // Without a server for all other hosts: it is the requested host.
+        // The directory for all other hosts has no server, because the requested host is the
+        // server.
         (
             r#"{"mirrors": {"*": {"endpoint": ["https://all.example"]}}}"#,
             "_default",
             vec!["https://all.example/v2"],
         ),
-        // A host with certificates has the endpoints of all other hosts, and itself.
+        // A host with certificates has the mirrors of all other hosts, and itself.
         (
             r#"{"mirrors": {"*": {"endpoint": ["https://all.example"]}}, "configs": {"tls.example": {"tls": {"insecure_skip_verify": true}}}}"#,
             "tls.example",
@@ -90,7 +92,7 @@ fn hosts_file_has_the_form_of_containerd() {
         r#"{"mirrors": {"quay.example": {"endpoint": ["https://m.example/api"]}}, "configs": {"m.example": {"tls":
             {"insecure_skip_verify": true, "caFile": "/certs/ca.crt", "certFile": "/certs/me.crt", "keyFile": "/certs/me.key"}}, "quay.example": {"tls": {"caFile": "/certs/q"}}}}"#,
     );
-    let expected = r#"# Made of registry.mirrors and registry.configs of the node's containerd.
+    let expected = r#"# Generated from registry.mirrors and registry.configs of the node's containerd.
 server = "https://quay.example/v2"
 capabilities = ["pull", "resolve"]
 ca = ["1-ca.pem"]
@@ -140,7 +142,7 @@ fn unusable_settings_are_named() {
 }
 
 #[test]
-fn credentials_are_of_the_first_endpoint_that_has_them() {
+fn credentials_come_from_the_first_endpoint_with_credentials() {
     let old = configured(
         r#"{"mirrors": {"docker.io": {"endpoint": ["https://open.example", "https://m.example"]}}, "configs": {"m.example": {"auth": {"username": "v"}},
             "registry-1.docker.io": {"auth": {"username": "w"}}, "127.0.0.1:5000": {"auth": {"username": "x"}}}}"#,
