@@ -274,7 +274,6 @@ impl Cells {
         shared.tasks.spawn(warm::run(Arc::clone(shared), warm));
     }
 
-    /// Starts the tasks of a provider.
     fn run(&self, source: Arc<CellSource>) {
         self.shared.tasks.spawn(restoration::run(Arc::clone(&source)));
         self.shared.tasks.spawn(listing::run(Arc::clone(&self.shared), source));
@@ -446,7 +445,7 @@ impl Cells {
         }
     }
 
-    /// Returns the mark of a call that waits for the cell of an order.
+    /// Returns a guard for a call that waits for the cell of an order.
     pub(super) fn caller(&self, order: OrderKey) -> Caller {
         Caller::new(&self.shared, order)
     }

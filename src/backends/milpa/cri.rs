@@ -122,7 +122,6 @@ pub struct CriService {
     moved: MovedPods,
     /// Pods with failed sandboxes.
     retry_pauses: RetryPauses,
-    /// Failed pulls.
     pull_failures: PullFailures,
     /// The pods' requests in the Kubernetes API, if the daemon has access.
     pod_requests: OnceLock<Arc<dyn PodRequests>>,
@@ -219,7 +218,6 @@ impl CriService {
         self.pull_failures.of(sandbox)
     }
 
-    /// Returns the read model.
     pub(super) fn pods(&self) -> &Arc<Pods> {
         &self.pods
     }

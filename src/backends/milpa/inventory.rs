@@ -48,7 +48,6 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// Returns the inventory of a backend.
     pub(super) fn new(
         backend: BackendName,
         node: String,

@@ -106,7 +106,6 @@ impl Routes {
     }
 }
 
-/// Handle of a writer.
 struct WriterHandle {
     cell: CellId,
     cell_path: String,

@@ -26,9 +26,7 @@ const CHANNEL_CAPACITY: usize = 256;
 /// The object of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Subject {
-    /// A cell.
     Cell(CellId),
-    /// A pod.
     Pod {
         /// The namespace and name, `namespace/name`.
         name: String,
@@ -39,14 +37,12 @@ pub(crate) enum Subject {
     Backend,
 }
 
-/// An event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Occurrence {
     /// The number, increasing by one.
     pub(crate) number: u64,
     /// The time, in nanoseconds since 1970.
     pub(crate) unix_nanos: i64,
-    /// The object.
     pub(crate) subject: Subject,
     /// A word, such as "Launched".
     pub(crate) status: &'static str,
@@ -68,7 +64,6 @@ impl Default for History {
 }
 
 impl History {
-    /// Adds an event.
     pub(crate) fn add(&self, subject: Subject, status: &'static str, message: &str) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         let number = events.back().map_or(1, |last| last.number + 1);
@@ -89,7 +84,6 @@ impl History {
         (events.iter().cloned().collect(), self.new.subscribe())
     }
 
-    /// Adds an event of a cell.
     pub(super) fn of_cell(&self, cell: &CellId, status: &'static str, message: &str) {
         self.add(Subject::Cell(cell.clone()), status, message);
     }
@@ -143,7 +137,7 @@ impl History {
                 "NotRequested",
                 format!("{offering} was not requested, {accuracy} {price} an hour"),
             ),
-            Notice::Resumed => ("Resumed", "launch goes on after a restart".to_owned()),
+            Notice::Resumed => ("Resumed", "launch continues after a restart".to_owned()),
             Notice::Started(steps) => {
                 let steps = steps.iter().map(|(step, millis)| format!("{step} {millis} ms"));
                 ("Started", steps.collect::<Vec<_>>().join(", "))

@@ -16,7 +16,6 @@ const MAX_NAMESPACES: usize = 50;
 /// The namespace label of cells without a pod.
 const POOLS: &str = "(pools)";
 
-/// The source of the cells' metrics.
 #[derive(Debug)]
 pub(crate) struct CellMetrics {
     shared: Arc<Shared>,

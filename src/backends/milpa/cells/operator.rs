@@ -26,7 +26,6 @@ use crate::backends::milpa::{
     store::{Batch, Table},
 };
 
-/// The catalogue of a provider.
 #[derive(Debug)]
 pub(crate) struct ProviderCatalogue {
     /// The provider.
@@ -73,7 +72,6 @@ impl Cells {
         self.shared.core().engine.order_views(now())
     }
 
-    /// Returns the warm pools.
     pub(crate) fn pools(&self) -> Vec<PoolView> {
         self.shared.core().engine.pool_views()
     }
@@ -94,7 +92,6 @@ impl Cells {
         self.shared.core().engine.type_usage(now())
     }
 
-    /// Returns the recent events.
     pub(crate) fn history(&self) -> &History {
         &self.shared.history
     }
@@ -111,7 +108,6 @@ impl Cells {
         join_all(read).await
     }
 
-    /// Returns the times of recent starts.
     pub(crate) fn start_times(&self) -> StartTimes {
         self.shared.core().engine.start_times().clone()
     }

@@ -85,7 +85,6 @@ pub(super) async fn detach(
     Event::Detached(cell, bounded("detach a cell", provider.detach(&instance)).await)
 }
 
-/// Describes an instance.
 pub(super) async fn describe(
     provider: Arc<dyn Provider>,
     cell: CellId,

@@ -14,7 +14,6 @@ const RESTORATION_TIMEOUT: Duration = Duration::from_secs(300);
 const CGROUPS_TIMEOUT: Duration = Duration::from_secs(30);
 /// The pause after the first failure; it doubles with each failure.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// Bounds the attempts, to about half an hour.
 const MAX_ATTEMPTS: u32 = 35;

@@ -171,7 +171,6 @@ async fn within(
     })
 }
 
-/// Decodes a request.
 pub(super) fn decoded<Q: Message + Default>(message: &[u8]) -> Result<Q, Status> {
     Q::decode(message)
         .map_err(|error| Status::invalid_argument(format!("the request can't be decoded: {error}")))

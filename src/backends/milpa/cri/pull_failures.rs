@@ -18,7 +18,6 @@ const MAX_TEXT_BYTES: usize = 2048;
 /// The last error of an image's pulls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PullFailure {
-    /// The error.
     pub(crate) error: String,
     /// The time of the failure, in nanoseconds since 1970.
     pub(crate) unix_nanos: i64,
@@ -63,7 +62,6 @@ impl PullFailures {
         }
     }
 
-    /// Returns the failures of a sandbox.
     pub(super) fn of(&self, sandbox: &SandboxId) -> ImageFailures {
         self.lock().get(sandbox).cloned().unwrap_or_default()
     }

@@ -19,7 +19,6 @@ use crate::backends::milpa::{
 const FILE_REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl CriService {
-    /// Removes a container.
     pub(super) async fn remove_container(
         self: &Arc<Self>,
         request: cri::RemoveContainerRequest,

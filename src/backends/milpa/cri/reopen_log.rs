@@ -8,7 +8,6 @@ use tonic::Status;
 use super::{CriService, status_code};
 
 impl CriService {
-    /// Reopens a container's log.
     pub(super) async fn reopen_log(
         &self,
         request: cri::ReopenContainerLogRequest,

@@ -186,7 +186,6 @@ pub(super) struct InCell<'a> {
     pub(super) image: &'a str,
     /// The path of the copied seccomp profile, if any.
     pub(super) profile: Option<String>,
-    /// The mounts.
     pub(super) mounts: Vec<cri::Mount>,
     /// The log beneath the cell's log directory; "" without a log.
     pub(super) log_path: String,

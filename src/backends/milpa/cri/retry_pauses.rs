@@ -15,7 +15,6 @@ use tonic::Status;
 
 /// The pause after the second failure, which doubles (the kubelet's for containers).
 const FIRST_PAUSE: Duration = Duration::from_secs(10);
-/// The longest pause.
 const MAX_PAUSE: Duration = Duration::from_secs(300);
 /// The time after which a failure is dropped.
 const MEMORY: Duration = Duration::from_secs(900);

@@ -15,7 +15,7 @@ use tonic::Status;
 use crate::backends::milpa::tasks::Tasks;
 
 /// The outcome of a flight, if it has landed.
-type Outcome<T> = Option<Result<T, Status>>;
+type FlightOutcome<T> = Option<Result<T, Status>>;
 
 /// Flights by key, at most one for each key.
 #[derive(Debug)]
@@ -26,12 +26,12 @@ pub(super) struct SingleFlight<K, Q, T> {
 #[derive(Debug)]
 struct Flight<Q, T> {
     request: Arc<Q>,
-    outcome: watch::Receiver<Outcome<T>>,
+    outcome: watch::Receiver<FlightOutcome<T>>,
 }
 
 /// A caller that waits for the outcome of a flight.
 #[derive(Debug)]
-pub(super) struct Waiter<T>(watch::Receiver<Outcome<T>>);
+pub(super) struct Waiter<T>(watch::Receiver<FlightOutcome<T>>);
 
 /// The result of joining a flight.
 #[derive(Debug)]
@@ -126,7 +126,7 @@ where
         let waiter = Waiter(outcome.clone());
         flights.insert(key.clone(), Flight { request: Arc::clone(&request), outcome });
         drop(flights);
-        let (work, entry) = (work(request), Entry { all: Arc::clone(self), key });
+        let (work, entry) = (work(request), FlightEntry { all: Arc::clone(self), key });
         tasks.spawn_then(work, move |result| {
             let result =
                 result.unwrap_or_else(|| Err(Status::unavailable("the daemon is stopping")));
@@ -138,12 +138,12 @@ where
 }
 
 /// Removes a flight from the map when dropped, also by a panic of the work.
-struct Entry<K: Eq + Hash, Q, T> {
+struct FlightEntry<K: Eq + Hash, Q, T> {
     all: Arc<SingleFlight<K, Q, T>>,
     key: K,
 }
 
-impl<K: Eq + Hash, Q, T> Drop for Entry<K, Q, T> {
+impl<K: Eq + Hash, Q, T> Drop for FlightEntry<K, Q, T> {
     fn drop(&mut self) {
         self.all.flights.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
     }

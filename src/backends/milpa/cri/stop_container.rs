@@ -25,7 +25,6 @@ const EXIT_EVENT_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_GRACE_SECONDS: i64 = 24 * 60 * 60;
 
 impl CriService {
-    /// Stops a container.
     pub(super) async fn stop_container(
         self: &Arc<Self>,
         request: cri::StopContainerRequest,
@@ -74,7 +73,7 @@ impl CriService {
             return Ok(());
         }
         Err(Status::deadline_exceeded(format!(
-            "container {} of pod {} was stopped, and its cell has not confirmed the exit",
+            "container {} of pod {} was stopped, but its cell has not confirmed the exit",
             container.id, sandbox.pod
         )))
     }

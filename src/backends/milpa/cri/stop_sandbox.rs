@@ -8,7 +8,6 @@ use tonic::Status;
 use super::{CriService, status_code};
 
 impl CriService {
-    /// Stops a sandbox.
     pub(super) async fn stop_pod_sandbox(
         &self,
         request: cri::StopPodSandboxRequest,

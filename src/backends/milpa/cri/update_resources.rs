@@ -18,7 +18,6 @@ use crate::backends::milpa::{
 };
 
 impl CriService {
-    /// Updates the resources of a container.
     pub(super) async fn update_resources(
         &self,
         request: cri::UpdateContainerResourcesRequest,

@@ -41,7 +41,6 @@ struct Counts<K> {
 }
 
 impl<K: Eq + Hash> Counts<K> {
-    /// Frees a permit.
     fn free(&mut self, peer: &K) {
         self.total -= 1;
         if let Some(of_peer) = self.by_peer.get_mut(peer) {

@@ -240,7 +240,6 @@ impl Connections {
         }
     }
 
-    /// Removes the links of all cells.
     pub(super) fn forget_all(&self) {
         let all = std::mem::take(&mut *self.by_cell());
         all.values().for_each(|connections| connections.close());

@@ -135,7 +135,6 @@ impl Downloads {
     }
 }
 
-/// Returns the limit of downloads.
 fn limit() -> ConnLimit<CellId> {
     ConnLimit::new(MAX_DOWNLOADS, MAX_DOWNLOADS_PER_CELL, COOLDOWN)
 }

@@ -34,7 +34,7 @@ const MAX_CELL_BYTES: usize = 80;
 const MAX_LOGGED_BUILD_ID_CHARS: usize = 80;
 
 /// The time limit for spending a token.
-const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
+const REDEEM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// State shared by all connections for enrolment.
 #[derive(Clone)]
@@ -91,14 +91,14 @@ impl Enrolment {
             self.admission.admits(&cell, &key_sha256)
         } else {
             let claim = timeout(
-                CLAIM_TIMEOUT,
+                REDEEM_TIMEOUT,
                 self.admission.claim(&cell, &sha256(token.as_bytes()), &key_sha256),
             )
             .await;
             claim.map_err(|_| {
                 Status::unavailable(format!(
                     "spending a token took longer than {} s",
-                    CLAIM_TIMEOUT.as_secs()
+                    REDEEM_TIMEOUT.as_secs()
                 ))
             })?
         };

@@ -103,7 +103,7 @@ pub(super) async fn run(listener: Listener, conn_limit: ConnLimit, shared: Arc<S
                         tracing::warn!(
                             ?peer,
                             suppressed,
-                            "unauthenticated connection limit reached, in all or of one peer"
+                            "unauthenticated connection limit reached, in total or of a peer"
                         );
                     }
                     continue;

@@ -44,7 +44,6 @@ impl MessageRate {
     }
 }
 
-/// Returns the units of a message.
 fn units(bytes: usize) -> u32 {
     u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX).saturating_add(1)
 }

@@ -12,17 +12,14 @@ const X86_64: u16 = 62;
 const AARCH64: u16 = 183;
 /// Type of a program header that names a dynamic linker (`PT_INTERP`).
 const INTERPRETER: u32 = 3;
-/// Bytes of a program header.
 const PROGRAM_HEADER_BYTES: u16 = 56;
 
-/// Header of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     /// The architecture of the program, by its name in images.
     pub(super) architecture: &'static str,
     /// The position of the program headers.
     pub(super) program_headers_at: u64,
-    /// The bytes of the program headers.
     pub(super) program_headers_bytes: usize,
 }
 

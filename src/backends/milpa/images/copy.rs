@@ -41,7 +41,6 @@ const MAX_QUEUED_PARTS: usize = 2;
 /// Label of images that CRI manages.
 const MANAGED_LABEL: (&str, &str) = ("io.cri-containerd.image", "managed");
 
-/// Error of copying an image.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CopyError {
     /// A side failed.

@@ -31,7 +31,6 @@ pub(super) struct CopyLimits {
 }
 
 impl CopyLimits {
-    /// Creates limits with a rate.
     pub(super) fn new(rate: Arc<SendRate>) -> Self {
         let [containers, pause] = [(); 2].map(|()| Semaphore::new(MAX_COPIES));
         Self { containers, pause, rate }

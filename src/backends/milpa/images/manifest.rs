@@ -82,7 +82,6 @@ struct Document {
 pub(super) enum Parsed {
     /// An index, with its entry for the machine.
     Index(Descriptor),
-    /// A manifest.
     Manifest(Manifest),
 }
 
@@ -98,7 +97,6 @@ pub(super) struct Manifest {
 }
 
 impl Descriptor {
-    /// Creates a descriptor.
     pub(super) fn new(media_type: &str, digest: &str, size: u64) -> Self {
         Self { media_type: media_type.to_owned(), digest: digest.to_owned(), size, platform: None }
     }

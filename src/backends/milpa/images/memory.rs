@@ -17,7 +17,6 @@ pub(super) struct BoundedMap<K, V> {
 }
 
 impl<K: Clone + Eq + Hash, V: Clone> BoundedMap<K, V> {
-    /// Creates a map with a capacity.
     pub(super) fn new(limit: usize) -> Self {
         Self { limit, entries: Mutex::default() }
     }

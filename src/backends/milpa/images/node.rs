@@ -61,7 +61,6 @@ pub(super) trait Node: std::fmt::Debug + Send + Sync + 'static {
     async fn target(&self, name: &str) -> Result<Option<Descriptor>, Failure>;
     /// Returns the targets of the images of a repository.
     async fn targets(&self, repository: &str) -> Result<Vec<Descriptor>, Failure>;
-    /// Returns whether a blob is present.
     async fn has(&self, digest: &str) -> Result<bool, Failure>;
     /// Returns whether a read of this blob needs no call to the node's containerd now. A blob
     /// evicted meanwhile is read from containerd.
@@ -69,7 +68,6 @@ pub(super) trait Node: std::fmt::Debug + Send + Sync + 'static {
         let _ = digest;
         false
     }
-    /// Reads a blob.
     async fn read(
         &self,
         blob: &Descriptor,
@@ -87,7 +85,6 @@ fn descriptor(image: Image) -> Option<Descriptor> {
     Some(Descriptor::new(&target.media_type, &target.digest, size))
 }
 
-/// Client of the node's containerd.
 #[derive(Debug)]
 pub(super) struct Containerd {
     node: NodeImages,

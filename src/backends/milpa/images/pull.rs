@@ -50,17 +50,14 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(120);
 const WATCH_RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// Outcome of a pull attempt.
-enum Outcome {
-    /// The image's id.
+enum PullOutcome {
     Pulled(String),
     /// Interrupted, because the node has these layers of this image.
     Interrupted(Box<Manifest>, Vec<Descriptor>),
 }
 
-/// Result of a pull.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Pulled {
-    /// Id of the image.
     pub(super) id: String,
     /// Number and bytes of the layers copied from the node.
     pub(super) from_node: (usize, u64),
@@ -86,8 +83,8 @@ pub(super) async fn pull(
         // pull's.
         let offer = supplier.as_mut().filter(|_| interruptions < MAX_INTERRUPTIONS);
         let (manifest, layers) = match attempt(offer, cell, request, stall).await? {
-            Outcome::Pulled(id) => return Ok(Pulled { id, from_node }),
-            Outcome::Interrupted(manifest, layers) => (manifest, layers),
+            PullOutcome::Pulled(id) => return Ok(Pulled { id, from_node }),
+            PullOutcome::Interrupted(manifest, layers) => (manifest, layers),
         };
         interruptions += 1;
         let Some(node) = node else { continue };
@@ -125,7 +122,7 @@ async fn attempt(
     cell: &dyn Receiver,
     request: &cri::PullImageRequest,
     stall: Duration,
-) -> Result<Outcome, Failure> {
+) -> Result<PullOutcome, Failure> {
     let image = request.image.as_ref().map(|image| normalized(&image.image)).unwrap_or_default();
     // The watch begins first, so that it recognizes content from before the pull.
     let mut reports = std::pin::pin!(watch(cell, image.clone(), stall).await);
@@ -135,7 +132,7 @@ async fn attempt(
     loop {
         tokio::select! {
             biased;
-            pulled = &mut pulling => return pulled.map(Outcome::Pulled),
+            pulled = &mut pulling => return pulled.map(PullOutcome::Pulled),
             Some(next) = reports.next() => match next {
                 Some(next) => {
                     if next.moves != moves {
@@ -147,7 +144,7 @@ async fn attempt(
                     if let (Some(supplier), Some(manifest)) = (&mut supplier, next.manifest) {
                         match supplier.layers(cell, &image, &manifest.digest).await {
                             Ok(Some((manifest, layers))) => {
-                                return Ok(Outcome::Interrupted(manifest, layers));
+                                return Ok(PullOutcome::Interrupted(manifest, layers));
                             }
                             Ok(None) => {}
                             Err(error) => tracing::debug!(
@@ -284,8 +281,8 @@ struct Supplier<'a> {
 
 impl Supplier<'_> {
     /// Returns the layers of a reported manifest that the cell lacks and the node has; `None` if
-    /// they aren't worth an interruption, or if the manifest is not that of an image of the
-    /// repository on the node. Each manifest counts once.
+    /// they aren't worth an interruption, or if no image of the repository on the node has this
+    /// manifest. Each manifest counts once.
     async fn layers(
         &mut self,
         cell: &dyn Receiver,

@@ -49,7 +49,6 @@ pub(super) trait Receiver: Send + Sync {
     ) -> Result<BoxStream<'static, Result<PullNews, Failure>>, Failure>;
     /// Returns the blobs that the cell lacks.
     async fn missing(&self, digests: Vec<String>) -> Result<Vec<String>, Failure>;
-    /// Sends a blob.
     async fn put_blob(&self, parts: mpsc::Receiver<BlobPart>) -> Result<(), Failure>;
     /// Waits until bytes of a blob may be sent.
     async fn ready(&self, bytes: usize) {
@@ -72,7 +71,6 @@ pub(super) trait Receiver: Send + Sync {
 /// Images of a cell over its link.
 #[derive(Debug)]
 pub(super) struct CellReceiver {
-    /// Calls to the cell.
     pub(super) client: CellClient,
     /// The control connection of the cell.
     pub(super) control: ControlChannel,
@@ -80,7 +78,6 @@ pub(super) struct CellReceiver {
     pub(super) bytes: ByteCounter,
     /// Limits of copies; `None` for a cell on the node.
     pub(super) limits: Option<Arc<CopyLimits>>,
-    /// Capabilities of the cell's provider.
     pub(super) capabilities: Capabilities,
 }
 

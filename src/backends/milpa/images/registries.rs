@@ -82,7 +82,7 @@ pub struct Registries {
     state_dir: PathBuf,
     credentials: Arc<NodeCredentials>,
     pause_image: Arc<PauseImage>,
-    known: Mutex<Known>,
+    known: Mutex<KnownConfig>,
     /// Held while the node's containerd is asked, which may hang.
     asking: sync::Mutex<()>,
     /// The files, until the node's containerd is asked again.
@@ -90,7 +90,7 @@ pub struct Registries {
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownConfig {
     was_asked: bool,
     has_answered: bool,
     config_path: Option<PathBuf>,
@@ -119,7 +119,7 @@ impl fmt::Debug for Files {
     }
 }
 
-impl Known {
+impl KnownConfig {
     /// Logs a warning once.
     fn warn(&mut self, warning: String) {
         if self.warnings.insert(warning.clone()) {
@@ -155,7 +155,6 @@ impl Registries {
         Arc::clone(&self.credentials)
     }
 
-    /// Returns the pause image of cells.
     pub(super) fn pause_image(&self) -> Arc<PauseImage> {
         Arc::clone(&self.pause_image)
     }
@@ -183,7 +182,7 @@ impl Registries {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, KnownConfig> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -399,8 +398,8 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     std::fs::read(path)
 }
 
-/// Returns the settings in a configuration, with the limits of its base spec and a warning if those
-/// are unusable. An unreadable configuration is an error with its warning.
+/// Returns the settings in a configuration, with the limits of its base spec, and a warning if the
+/// limits are unusable. An unreadable configuration is an error with its warning.
 async fn settings(json: &str) -> Result<(NodeSettings, Option<String>), String> {
     let (mut settings, path) = NodeSettings::parse(json).map_err(|(line, column)| {
         format!(

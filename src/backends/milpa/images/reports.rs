@@ -69,7 +69,6 @@ impl Reports {
         images.all(is_same).then(|| first.clone())
     }
 
-    /// Deletes the reports of a cell.
     pub(super) fn forget(&self, cell: &CellId) {
         self.locked().remove(cell);
     }

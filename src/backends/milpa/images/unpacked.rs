@@ -21,7 +21,6 @@ use crate::{
     blocking::blocking,
 };
 
-/// The configuration of an image.
 #[derive(Deserialize)]
 struct Config {
     rootfs: RootFs,

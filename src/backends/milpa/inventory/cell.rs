@@ -63,7 +63,6 @@ impl Inventory {
     }
 }
 
-/// Returns the phase of a state.
 fn phase(state: &State) -> admin::CellPhase {
     match state {
         State::Requested => admin::CellPhase::CellRequested,

@@ -20,7 +20,6 @@ impl Inventory {
         self.cells.catalogues().await
     }
 
-    /// Returns the times of recent starts.
     pub(crate) fn start_times(&self) -> StartTimes {
         self.cells.start_times()
     }

@@ -70,11 +70,9 @@ fn error_of_pull(of: &str, error: &str) -> String {
     format!("Error pulling {of}: {error}")
 }
 
-/// A unit of a pod.
 #[derive(Debug, Clone)]
 pub(super) struct Unit {
     pub(super) name: String,
-    /// The latest container.
     pub(super) latest: Container,
     first_sequence: u64,
     first_created: i64,
@@ -112,7 +110,7 @@ impl Unit {
     /// Returns the default unit: the unit in kubectl's annotation, or the first that is not an init
     /// container. A kubelet does not mark init containers. A container that succeeded before the
     /// next unit was created counts as an init container, because a kubelet creates no container
-    /// beside one.
+    /// beside an init container.
     pub(super) fn default_of<'a>(
         units: &'a [Self],
         annotations: &HashMap<String, String>,
@@ -143,7 +141,6 @@ impl Unit {
         image_of(&self.latest.meta().config.unwrap_or_default())
     }
 
-    /// Returns the message of the unit.
     pub(super) fn message(&self) -> admin::Unit {
         let store::ContainerMeta { id, config, created_unix_nanos, .. } = self.latest.meta();
         let config = config.unwrap_or_default();

@@ -24,7 +24,6 @@ pub(super) struct NodeFile {
     id: FileId,
 }
 
-/// End of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FileEnd {
     /// Length of the file in bytes.
@@ -79,7 +78,6 @@ impl NodeFile {
         self.id
     }
 
-    /// Returns the end of the file.
     pub(super) async fn end(&self) -> io::Result<FileEnd> {
         let file = Arc::clone(&self.file);
         blocking(move || {

@@ -13,7 +13,6 @@ use crate::backends::milpa::{
     failure::{Code, Failure},
 };
 
-/// Part of a log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Part {
     /// The next bytes.

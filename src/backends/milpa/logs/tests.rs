@@ -128,7 +128,6 @@ impl Scene {
         self.keep();
     }
 
-    /// Records new bases.
     fn keep(&self) {
         let kept: std::sync::Weak<Bases> = Arc::downgrade(&self.bases);
         self.logs.set_base_store(kept);
@@ -139,7 +138,6 @@ impl Scene {
     }
 }
 
-/// Recorded bases.
 #[derive(Default)]
 struct Bases(Mutex<Vec<i64>>);
 

@@ -67,7 +67,6 @@ pub(super) struct CellLog {
     pub(super) rereads: u64,
 }
 
-/// Command to a writer.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Respond when the current log of the cell is on the node.
@@ -86,7 +85,6 @@ struct PendingReopen {
     deadline: Instant,
 }
 
-/// Error of following a log.
 #[derive(Debug, thiserror::Error)]
 enum WriterError {
     /// The node's file failed.
@@ -95,7 +93,6 @@ enum WriterError {
     /// The cell failed.
     #[error("the log in the cell")]
     Cell(#[from] Failure),
-    /// The cell was silent.
     #[error("the cell was silent for {} s in the middle of the log", SILENCE_TIMEOUT.as_secs())]
     Silent,
     /// The cell reports gaps without end.
@@ -103,7 +100,6 @@ enum WriterError {
     Gaps,
 }
 
-/// Writer of a container's log.
 pub(super) struct Writer {
     route: LogRoute,
     file: NodeFile,

@@ -52,7 +52,6 @@ impl Bundle {
         Ok(bundle)
     }
 
-    /// Adds the files of a host.
     fn add_host(
         &mut self,
         host: &Path,

@@ -50,7 +50,6 @@ struct Auth {
     identitytoken: String,
 }
 
-/// TLS configuration of a host.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct Tls {

@@ -134,7 +134,7 @@ impl NodeSettings {
         for Rlimit { name, hard, soft } in &rlimits {
             let known = unseen.iter().position(|known| name.strip_prefix("RLIMIT_") == Some(known));
             let Some(at) = known else {
-                return Err("unknown or repeated resource limit; allowed: those of \
+                return Err("unknown or repeated resource limit; allowed: limits of \
                             setrlimit(2), each once"
                     .to_owned());
             };

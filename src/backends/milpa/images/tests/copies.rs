@@ -65,7 +65,7 @@ async fn small_blobs_are_read_from_the_node_once() {
     assert_eq!(cell.blobs.lock().unwrap().len(), 7, "the layer \"small\" is of both images");
     let content = scene.node.0.lock().unwrap();
     assert_eq!(content.reads, [sha256(&vec![7; (5 << 20) + 1])], "the large layer alone");
-    assert_eq!((content.leases, content.held), (3, 0), "one for the large layer");
+    assert_eq!((content.leases, content.held), (3, 0), "a lease for the large layer");
 }
 
 /// Verifies I27.
@@ -310,7 +310,7 @@ async fn fifty_cells_copy_four_images_at_a_time_in_their_order() {
     });
     let ends = futures::future::join_all(copies).await;
     assert_eq!(*copying.lock().unwrap(), (0, AT_ONCE), "cells at a time");
-    assert!(cells.iter().all(|cell| cell.pulls.lock().unwrap().is_empty()), "none pulls");
+    assert!(cells.iter().all(|cell| cell.pulls.lock().unwrap().is_empty()), "no cell pulls");
     for (number, end) in ends.iter().enumerate() {
         // The cells before it, the cells that share its turn, and the first part of the next.
         let most = (number + AT_ONCE) * SECONDS_OF_AN_IMAGE + 1;
