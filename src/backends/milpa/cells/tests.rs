@@ -125,7 +125,7 @@ async fn failed_launch_is_cleaned_up() {
 
 /// Verifies X5.
 #[tokio::test]
-async fn launch_of_a_bound_cell_that_is_not_recorded_fails_and_the_next_succeeds() {
+async fn unrecorded_bound_cell_fails_its_launch_and_the_next_succeeds() {
     let mut world = World::new(config()).await;
     world.store = world.store.failing_once(CellPhase::Bound);
     world.restart().await;
@@ -453,7 +453,11 @@ async fn restart_continues_a_launch_and_the_retry_joins_it() {
         }
         world.comes_home(&cell).await;
         let bound = retry.await.unwrap().unwrap();
-        assert_eq!((&bound.cell.id, &bound.sandbox), (&cell, &sandbox), "of the first call");
+        assert_eq!(
+            (&bound.cell.id, &bound.sandbox),
+            (&cell, &sandbox),
+            "the cell and the sandbox of the first call"
+        );
         assert_eq!(world.provider.calls(), calls);
         assert_eq!(world.stored().await.remove(0).phase(), CellPhase::Bound);
         assert!(world.stored_orders().await.is_empty(), "the order is done");
@@ -508,7 +512,7 @@ async fn changed_pod_gets_another_cell_after_a_restart() {
     Arc::make_mut(&mut changed).identity = "another machine".into();
     let (cells, sandbox) = (Arc::clone(&world.cells), SandboxId::mint().unwrap());
     let launch = tokio::spawn(async move { cells.launch(changed, sandbox, None).await });
-    assert_eq!(next_gone(&mut events).await.0, first, "never two of a pod");
+    assert_eq!(next_gone(&mut events).await.0, first, "no two cells of a pod");
     world.called(&["launch", "terminate", "launch"]).await;
     let second = world.only();
     world.comes_home(&second).await;
@@ -516,7 +520,7 @@ async fn changed_pod_gets_another_cell_after_a_restart() {
 }
 
 #[tokio::test]
-async fn restart_ends_a_cell_whose_binding_had_begun() {
+async fn restart_ends_a_half_bound_cell() {
     let mut world = World::new(config()).await;
     world.provider.act("attach", &[Act::Hang]);
     world.launch();

@@ -213,7 +213,7 @@ mod tests {
                 Ok(())
             },
         ) else {
-            panic!("it is new")
+            panic!("the flight is new")
         };
         assert_eq!(flights.request(&1).as_deref(), Some(&"labels"));
         assert_eq!(flights.request(&2), None);

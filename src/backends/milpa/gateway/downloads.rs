@@ -201,13 +201,13 @@ mod tests {
         let mut held: Vec<_> = cells.iter().chain(&cells).map(&begin).collect();
         assert!(held.len() == 64 && held.iter().all(Option::is_some));
         let other = CellId::mint().unwrap();
-        assert!(begin(&other).is_none(), "64 are all");
+        assert!(begin(&other).is_none(), "64 downloads in total");
         held.truncate(32);
         tokio::time::advance(Duration::from_millis(4999)).await;
-        assert!(begin(&other).is_none(), "they still count");
+        assert!(begin(&other).is_none(), "ended downloads still count");
         tokio::time::advance(Duration::from_millis(1)).await;
         let _others = [(); 2].map(|()| begin(&other).unwrap());
-        assert!(begin(&other).is_none(), "two of a cell");
+        assert!(begin(&other).is_none(), "two downloads of a cell");
     }
 
     #[test]

@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_that_failed_does_not_change_the_timeout() {
+    fn failed_connection_does_not_change_the_timeout() {
         let mut policy = IdlePolicy::new(MIN_TIMEOUT..=MAX_TIMEOUT);
         let begin = Instant::now();
         for at in 0..10 {

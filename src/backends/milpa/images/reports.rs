@@ -172,7 +172,7 @@ mod tests {
 
     /// Verifies L8.
     #[test]
-    fn image_with_endless_names_is_stored_without_them() {
+    fn image_with_endless_names_is_stored_without_names() {
         let usual = cri::Image {
             id: "sha256:0".to_owned(),
             repo_tags: vec!["busybox".to_owned()],

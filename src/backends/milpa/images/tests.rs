@@ -422,7 +422,7 @@ fn auth() -> Option<cri::AuthConfig> {
 async fn image_on_the_node_is_copied_without_a_pull() {
     let scene = Scene::new();
     let id = scene.node.image(NAME);
-    assert_eq!(scene.status(NAME).await.as_ref(), Some(&id), "the node can give it");
+    assert_eq!(scene.status(NAME).await.as_ref(), Some(&id), "the node can supply the image");
     assert_eq!(scene.ensure(&id, "registry.example/app:v1").await.unwrap(), id);
     let named = scene.cell.named.lock().unwrap()[0].clone();
     assert_eq!((named.names, &named.image_id), (vec![id.clone(), NAME.to_owned()], &id));
@@ -443,7 +443,7 @@ async fn deleted_layers_are_pulled_with_the_pods_credentials() {
     let scene = Scene::new();
     let id = scene.node.image(NAME);
     scene.node.0.lock().unwrap().blobs.remove(&sha256(b"small"));
-    assert_eq!(scene.status(NAME).await, None, "the node can't give it");
+    assert_eq!(scene.status(NAME).await, None, "the node can't supply the image");
     // Credentials of a failed pull are kept.
     let failed = scene.pull(NAME, auth()).await.unwrap_err();
     assert_eq!(

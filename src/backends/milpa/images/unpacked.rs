@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chain_ids_are_those_of_the_image_specification() {
+    fn chain_ids_match_the_image_specification() {
         let diff_ids = ["11", "22", "33"].map(|hex| format!("sha256:{}", hex.repeat(32)));
         // By sha256sum.
         let expected = [

@@ -38,7 +38,7 @@ mod tests {
 
     /// Verifies K19.
     #[test]
-    fn variables_of_the_container_alone_have_the_figures_of_the_cell() {
+    fn figures_of_the_cell_replace_only_variables_of_the_container() {
         let env = |key: &str, value: &str| cri::KeyValue { key: key.into(), value: value.into() };
         let config = |cpus: &str| cri::ContainerConfig {
             metadata: Some(cri::ContainerMetadata { name: "main".into(), attempt: 0 }),

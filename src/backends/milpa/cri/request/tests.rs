@@ -239,7 +239,7 @@ fn forwarded_name_servers_have_addresses_of_the_cell() {
 
 /// Verifies U19.
 #[test]
-fn user_and_limits_of_a_container_are_the_requested_ones() {
+fn container_keeps_its_requested_user_and_limits() {
     let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
     let context = cri::LinuxContainerSecurityContext {
         capabilities: Some(cri::Capability {
@@ -377,7 +377,7 @@ fn container_request_is_rewritten_for_the_cell() {
 
 /// Verifies X61.
 #[test]
-fn log_that_leads_out_of_its_directory_is_refused() {
+fn log_path_out_of_its_directory_is_refused() {
     let paths = |directory: &str, log: &str| {
         let sandbox =
             cri::PodSandboxConfig { log_directory: directory.to_owned(), ..Default::default() };

@@ -62,9 +62,9 @@ async fn small_blobs_are_read_from_the_node_once() {
         };
         assert_eq!(scene.images.ensure_in(&other, &cell, &spec, uid).await.unwrap(), *image);
     }
-    assert_eq!(cell.blobs.lock().unwrap().len(), 7, "the layer \"small\" is of both images");
+    assert_eq!(cell.blobs.lock().unwrap().len(), 7, "both images have the layer \"small\"");
     let content = scene.node.0.lock().unwrap();
-    assert_eq!(content.reads, [sha256(&vec![7; (5 << 20) + 1])], "the large layer alone");
+    assert_eq!(content.reads, [sha256(&vec![7; (5 << 20) + 1])], "only the large layer");
     assert_eq!((content.leases, content.held), (3, 0), "a lease for the large layer");
 }
 
@@ -270,7 +270,7 @@ async fn slow_cells_on_other_machines_delay_other_copies_by_one_turn() {
     let (scene, _slow) = slow_copies().await;
     let id = scene.node.image(NAME);
     let waits = tokio::time::timeout(Duration::from_secs(1), scene.ensure(&id, NAME)).await;
-    assert!(waits.is_err(), "others are under way");
+    assert!(waits.is_err(), "other copies are under way");
     let begun = tokio::time::Instant::now();
     assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
     let elapsed = begun.elapsed().as_secs();

@@ -39,7 +39,7 @@ async fn cell_that_pulls_first_copies_images_absent_from_the_registry() {
     let mut scene = Scene::new();
     scene.images.source = ImageSource::Registry;
     let id = scene.node.image(NAME);
-    assert_eq!(scene.status(NAME).await.as_ref(), Some(&id), "the node can give it");
+    assert_eq!(scene.status(NAME).await.as_ref(), Some(&id), "the node can supply the image");
     scene.in_registry(NAME, &id);
     assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
     assert_eq!((*scene.cell.puts.lock().unwrap(), scene.cell.pulls.lock().unwrap().len()), (0, 1));
@@ -51,7 +51,7 @@ async fn cell_that_pulls_first_copies_images_absent_from_the_registry() {
             scene.in_registry(NAME, &sha256(b"a later image"));
         }
         assert_eq!(scene.ensure(&id, NAME).await.unwrap(), id);
-        assert!(*scene.cell.puts.lock().unwrap() > 0, "the node has sent it");
+        assert!(*scene.cell.puts.lock().unwrap() > 0, "the node has sent the image");
     }
     let absent = sha256(b"absent");
     let failure = scene.ensure(&absent, "absent:1").await.unwrap_err();
