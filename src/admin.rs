@@ -78,7 +78,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_MESSAGE_BYTES: usize = 4 * 1024;
 /// Pause after a failed accept, such as by EMFILE.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Limit on the end of all tasks.
+/// Time limit of the end of all tasks.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The running server of the admin API.
@@ -205,7 +205,7 @@ async fn serve(
         async move {
             let path = request.uri().path().to_owned();
             let (response, turn) = if path == WITH_MANIFEST {
-                // Until its turn the request is not read.
+                // The request is not read before its turn.
                 let called = timeout(MANIFEST_TIMEOUT, async {
                     let turn = (limits.manifest(access).await, manifests.begin());
                     Ok::<_, Infallible>((with_manifest.call(request).await?, Some(turn)))
@@ -250,7 +250,8 @@ fn late_manifest() -> Status {
     ))
 }
 
-/// Shortens the error message of a response to what clients accept: it may quote the request.
+/// Shortens the error message of a response to a length that clients accept: the message may quote
+/// the request.
 fn with_short_message(response: http::Response<Body>) -> http::Response<Body> {
     match Status::from_header_map(response.headers()) {
         Some(status) if status.message().len() > MAX_MESSAGE_BYTES => {

@@ -54,7 +54,7 @@ pub enum AppError {
     /// The CRI socket can't be served.
     #[error(transparent)]
     Front(#[from] proxy::StartError),
-    /// No backend answers for the node, which the configuration's checks refuse.
+    /// No backend answers for the node. A checked configuration has a node backend.
     #[error("no backend of type cri answers for the node")]
     NoNodeBackend,
     /// The thread of the CRI socket has ended without a shutdown.
@@ -75,9 +75,9 @@ pub struct App {
 }
 
 impl App {
-    /// Starts all parts, the CRI socket after the backends, so that all recovered pods are known to
-    /// the first call. Called on the main runtime. `take_over` ends instances of this node that a
-    /// daemon with another state directory launched. `git_commit` is that of the build, or empty.
+    /// Starts all parts on the main runtime. The CRI socket starts after the backends, so that the
+    /// first call finds all recovered pods. `take_over` ends instances of this node that a daemon
+    /// with another state directory launched. `git_commit` is the commit of the build, or empty.
     pub async fn start(
         config: &Config,
         take_over: bool,
@@ -131,7 +131,7 @@ impl App {
         let kubernetes = Kubernetes::start(&config.kubernetes, &milpas, api_counters.clone());
         let front =
             CriServer::start(&config.server, config.routing.clone(), registry, calls.clone())?;
-        // Nothing that its socket waits for delays the CRI socket.
+        // A task opens the admin socket, so that a slow open does not delay the CRI socket.
         let admin = AdminApi::start(&config.admin, parts);
         let metrics = config.metrics.listen.zip(calls).map(|(listen, calls)| {
             let mut sources: Vec<Arc<dyn Source>> = vec![calls, Arc::new(Process), api_counters];
@@ -185,7 +185,7 @@ async fn serve(
     recent_log: RecentLog,
     git_commit: &'static str,
 ) -> Result<(), AppError> {
-    // Installed before the start, so that a signal during the start ends the daemon right after it.
+    // Installed before the start: a signal during the start ends the daemon right after the start.
     let mut terminate = signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(AppError::Runtime)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(AppError::Runtime)?;

@@ -69,7 +69,7 @@ enum Command {
         config: PathBuf,
         /// Also proves ids and permissions over the API of the provider "ec2", by lists and dry
         /// runs within 60 s (exit code 1 if a check fails). Prints the missing part of the policy.
-        /// Warns of what hurts cells in the configuration of the kubelet that runs here.
+        /// Warns of settings of the local kubelet that harm cells.
         #[arg(long)]
         live: bool,
     },
@@ -121,7 +121,7 @@ impl From<String> for Output {
 #[derive(Debug)]
 struct UsageError(String);
 
-/// Runs a command line, which begins with the program's name. `git_commit` is the commit of the
+/// Runs a command line that begins with the program's name. `git_commit` is the commit of the
 /// build; empty if unknown.
 pub fn run(arguments: impl IntoIterator<Item = OsString>, git_commit: &'static str) -> ExitCode {
     let arguments = match Arguments::try_parse_from(arguments) {
@@ -157,7 +157,7 @@ fn execute(command: Command, git_commit: &'static str) -> Result<Output, UsageEr
             if let Err(error) = core_dump::forbid() {
                 tracing::warn!(%error, "core dumps not disabled");
             }
-            // The log has the error, in its own format.
+            // The log reports the error, in its own format.
             let ended = |code: ExitCode, error: &str| {
                 tracing::error!(%error, "daemon failed");
                 Ok(Output { text: String::new(), code })

@@ -2,15 +2,15 @@
 
 use std::process::ExitCode;
 
-/// Short-lived memory of a cell's start lies between memory that stays. The system's allocator
-/// keeps these gaps: with a thousand cells, as much again as is used. `.cargo/config.toml`
-/// configures jemalloc.
+/// A cell's start allocates short-lived memory between memory that stays. The system's allocator
+/// never returns these gaps: with a thousand cells they are as large as the used memory.
+/// `.cargo/config.toml` configures jemalloc.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// The commit of the build, which the Makefile gives. In this small crate, so that another commit
-/// compiles no library.
+/// Commit of the build, set by the Makefile. This small crate reads it, so that a new commit
+/// recompiles no library.
 const GIT_COMMIT: Option<&str> = option_env!("KIYOT_GIT_COMMIT");
 
 fn main() -> ExitCode {

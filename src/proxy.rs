@@ -66,7 +66,7 @@ pub use watchdog::Watchdog;
 const MAX_CONNECTIONS: usize = 1024;
 /// Pause after a failed accept, such as by EMFILE or ENOMEM.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Limit on the end of the thread after all connections are cut.
+/// Time limit of the thread's end after all connections are cut.
 const THREAD_END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A CRI server that failed to start.

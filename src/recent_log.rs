@@ -20,16 +20,15 @@ pub struct RecentLog(Arc<Mutex<VecDeque<Line>>>);
 /// A line as it was written, cut at the bound.
 type Line = Arc<[u8]>;
 
-/// Lines of the log, without a lock on it.
+/// Copy of the lines, which holds no lock.
 #[derive(Debug)]
 pub(crate) struct Lines(Vec<Line>);
 
-/// A writer of log lines to the standard error, which keeps them too.
+/// Writer of log lines to standard error that also keeps them.
 #[derive(Debug)]
 pub(crate) struct Tee(RecentLog);
 
 impl RecentLog {
-    /// Returns a writer of a line.
     pub(crate) fn tee(&self) -> Tee {
         Tee(self.clone())
     }
@@ -43,7 +42,7 @@ impl RecentLog {
         lines.push_back(line.into());
     }
 
-    /// Returns all lines. Whoever logs meanwhile waits for no more than the copies of pointers.
+    /// Returns all lines. Loggers wait only while pointers are copied.
     pub(crate) fn lines(&self) -> Lines {
         let lines = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         Lines(lines.iter().cloned().collect())

@@ -1,4 +1,4 @@
-//! Listening unix sockets, whose paths outlive a killed daemon.
+//! Listening unix sockets. A killed daemon leaves their paths behind.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -19,11 +19,11 @@ use rustix::{
 
 /// Bound on connections that wait to be accepted.
 const MAX_BACKLOG: i32 = 1024;
-/// Added to the name of a socket for that of its lock.
+/// Extension that a socket's name gets for the name of its lock.
 const LOCK_EXTENSION: &str = "lock";
-/// Mode of a lock: who can open a file can lock it.
+/// Mode of a lock. Every user who can open the file can lock it.
 const LOCK_MODE: u32 = 0o600;
-/// Time for which a start waits for the lock, which another start has for a moment.
+/// Time for which a start waits for the lock. Another start holds it for a moment only.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
@@ -43,10 +43,10 @@ pub enum ListenError {
     Locked {
         /// The file.
         path: PathBuf,
-        /// The time for which the lock was waited for.
+        /// The time spent waiting for the lock.
         waited: Duration,
     },
-    /// The path has a file that is no socket, and is not removed.
+    /// The path has a file that is not a socket. The file is not removed.
     #[error(
         "{} is not a socket; allowed: an absent path, or a socket without a listener",
         .0.display()
@@ -64,7 +64,7 @@ pub enum ListenError {
     },
 }
 
-/// A bound socket, whose path is removed on drop unless it is another's by then.
+/// Bound socket. Dropping it removes its path, unless another socket has replaced it there.
 #[derive(Debug)]
 pub(crate) struct Listener {
     pub(crate) socket: UnixListener,
@@ -72,8 +72,8 @@ pub(crate) struct Listener {
     inode: Option<(u64, u64)>,
 }
 
-/// Binds a socket with mode 0600, or with mode 0660 for a group. A stale socket is replaced, a live
-/// one is not.
+/// Binds a socket with mode 0600, or with mode 0660 for a group. A stale socket is replaced; a live
+/// socket is an error.
 pub(crate) fn listen_on(path: &Path, group: Option<Gid>) -> Result<Listener, ListenError> {
     listen_within(path, group, LOCK_TIMEOUT)
 }
@@ -101,7 +101,7 @@ fn listen_within(
             None,
         )?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
-        // Connections are refused before `listen`, so that none is accepted with a wider mode.
+        // Before `listen` connections are refused, so that the wider mode of `bind` admits no peer.
         let mut mode = Mode::RUSR | Mode::WUSR;
         if group.is_some() {
             chownat(CWD, path, None, group, AtFlags::empty())?;
@@ -115,11 +115,11 @@ fn listen_within(
     Ok(Listener { socket, path: path.into(), inode: inode(path) })
 }
 
-/// Locks the file beside a socket, so that of two starts at once none takes the socket of the other
-/// for stale before it listens. The file stays. `None` if its file system has no locks.
+/// Locks the file beside a socket. Without the lock, a concurrent start could treat the socket as
+/// stale between `bind` and `listen`. The file stays. `None` if its file system has no locks.
 fn lock(socket: &Path, timeout: Duration) -> Result<Option<File>, ListenError> {
     let path = socket.with_added_extension(LOCK_EXTENSION);
-    // Of a FIFO without a reader, NONBLOCK makes the open fail.
+    // With NONBLOCK the open of a FIFO without a reader fails at once.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(false).mode(LOCK_MODE).custom_flags(flags);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_goes_to_one_of_two_starts_at_once() {
+    fn socket_goes_to_one_of_two_concurrent_starts() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("cri.sock");
         for _ in 0..500 {
@@ -260,7 +260,7 @@ mod tests {
 
     /// Verifies X50.
     #[test]
-    fn lock_of_its_directory_does_not_delay_a_socket_and_its_own_is_closed_to_others() {
+    fn lock_of_the_directory_does_not_delay_a_socket_and_its_own_lock_is_private() {
         let dir = tempfile::tempdir().unwrap();
         let (path, own) = (dir.path().join("cri.sock"), dir.path().join("cri.sock.lock"));
         let directory = File::open(dir.path()).unwrap();

@@ -1,7 +1,7 @@
 //! Workloads in files: pods as comma-separated values with a header.
 //!
-//! docs/milpactl.md describes the columns. A wrong row spoils the file: a simulation without it
-//! would size a pool for another day.
+//! docs/milpactl.md describes the columns. A wrong row makes the file unusable, because a
+//! simulation without the row would size a pool for another day.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -23,7 +23,7 @@ const MAX_PODS: usize = 1_000_000;
 const MAX_SECONDS: u64 = 31 * 24 * 3600;
 /// Bounds the wrong rows that are named.
 const MAX_NAMED_ROWS: usize = 8;
-/// Bounds the text of a value that is shown, in characters.
+/// Bounds a value in an error message, in characters.
 const MAX_SHOWN_CHARS: usize = 40;
 
 const ARRIVAL: &str = "arrival_s";
@@ -32,7 +32,7 @@ const NAMESPACE: &str = "namespace";
 /// The columns with the grammar of an annotation.
 const ANNOTATED: [(&str, &str); 3] =
     [("cpu", CPU), ("memory", MEMORY), ("launch_type", LAUNCH_TYPE)];
-/// All columns, those first that a file must have.
+/// All columns; the required columns come first.
 const COLUMNS: [&str; 6] = [ARRIVAL, DURATION, "cpu", "memory", "launch_type", NAMESPACE];
 const REQUIRED: usize = 2;
 
@@ -48,7 +48,7 @@ pub enum WorkloadError {
     /// The header lacks a column.
     #[error("the header has no column {0}")]
     NoColumn(&'static str),
-    /// The header has a column that is not known.
+    /// The header has an unknown column.
     #[error("the header has the unknown column {0:?}; allowed: {all}", all = COLUMNS.join(", "))]
     UnknownColumn(String),
     /// The header has a column twice.
@@ -60,9 +60,9 @@ pub enum WorkloadError {
     /// Rows are wrong.
     #[error("{}", lines(.named, *.all))]
     Rows {
-        /// The first of them.
+        /// The first wrong rows.
         named: Vec<WrongRow>,
-        /// Their number.
+        /// The number of all wrong rows.
         all: usize,
     },
 }
@@ -138,7 +138,7 @@ fn pod(
         other => {
             let other = shown(other);
             return Err(format!(
-                "{NAMESPACE} {other:?} is no name of a namespace; allowed: 1 to \
+                "{NAMESPACE} {other:?} is not a namespace name; allowed: 1 to \
                  {MAX_LABEL_BYTES} of a-z, 0-9 and -, not - at either end"
             ));
         }
@@ -157,7 +157,7 @@ fn seconds(column: &str, text: &str) -> Result<Duration, String> {
     let allowed = allowed.filter(|time| *time <= Duration::from_secs(MAX_SECONDS));
     allowed.ok_or_else(|| {
         let text = shown(text);
-        format!("{column} {text:?} is no time; allowed: seconds from 0 to {MAX_SECONDS}")
+        format!("{column} {text:?} is not a time; allowed: seconds from 0 to {MAX_SECONDS}")
     })
 }
 
@@ -197,10 +197,10 @@ mod tests {
             ("arrival_s,duration_s,gpus\n".to_owned(), "the unknown column \"gpus\"; allowed:"),
             ("arrival_s,duration_s,arrival_s\n".to_owned(), "has the column arrival_s twice"),
             (of_rows(""), "the file has no pods"),
-            (of_rows("-1,2,,\n"), "line 2: arrival_s \"-1\" is no time; allowed: seconds from 0"),
-            (of_rows("1,2,,\n1,2678401,,\n"), "line 3: duration_s \"2678401\" is no time"),
+            (of_rows("-1,2,,\n"), "line 2: arrival_s \"-1\" is not a time; allowed: seconds from"),
+            (of_rows("1,2,,\n1,2678401,,\n"), "line 3: duration_s \"2678401\" is not a time"),
             (of_rows("1,2,two,\n"), "pod.elotl.co/cpu"),
-            (of_rows("1,2,,Web\n"), "namespace \"Web\" is no name of a namespace"),
+            (of_rows("1,2,,Web\n"), "namespace \"Web\" is not a namespace name"),
             (of_rows("1,2\n"), "line 2"),
             (of_rows(&"x,2,,\n".repeat(10)), "; 2 more lines are wrong"),
         ] {

@@ -1,10 +1,10 @@
-//! Watch of the node's clock: a logged jump explains odd times elsewhere.
+//! Watch of the node's clock. A logged jump explains odd times elsewhere.
 
 use std::time::{Duration, Instant, SystemTime};
 
 /// Period of the check.
 pub(super) const CHECK_INTERVAL: Duration = Duration::from_secs(10);
-/// Correction that time services make without effects.
+/// Largest correction that is not logged. Time services make such corrections all the time.
 const MAX_CORRECTION: Duration = Duration::from_secs(5);
 
 /// Wall clock beside the monotonic clock.

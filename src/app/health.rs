@@ -23,23 +23,22 @@ use crate::{
     proxy::Watchdog,
 };
 
-/// Time limit of a check. Prometheus and a kubelet's probe wait for longer by default.
+/// Time limit of a check, shorter than the default timeout of a scrape by Prometheus (10 s).
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
-/// An encoded VersionRequest, which has no fields, with its frame header.
+/// Encoded VersionRequest with its frame header. The message has no fields.
 const VERSION_REQUEST: &[u8] = &[0; 5];
 const GRPC_STATUS: &str = "grpc-status";
-/// The kind of the server that is checked, in errors and logs.
+/// Name of the checked server in errors and logs.
 const OWN_SOCKET: &str = "daemon's own CRI socket";
 
-/// The outcome of a check, for all requests that share it.
+/// Outcome of a check, for all requests that share the check.
 type Outcome = Result<(), Arc<Unhealthy>>;
 
-/// A check that is shared by all requests that come while it runs, so that requests without end
-/// make one call at a time.
+/// Shares a check between all requests that arrive while it runs, so that a flood of requests makes
+/// one call at a time.
 #[derive(Debug, Default)]
 struct SharedCheck(Mutex<Option<WeakShared<BoxFuture<'static, Outcome>>>>);
 
-/// The checks.
 #[derive(Debug)]
 pub(super) struct Health {
     watchdog: Watchdog,
@@ -49,7 +48,7 @@ pub(super) struct Health {
     ready: SharedCheck,
 }
 
-/// A reason for which a check fails.
+/// Reason why a check failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unhealthy {
     #[error("thread of the CRI socket did not respond within {0:?}")]
@@ -63,7 +62,7 @@ pub(super) enum Unhealthy {
 }
 
 impl SharedCheck {
-    /// Returns the running check, or begins one.
+    /// Returns the running check, or begins a new check.
     fn share(
         &self,
         check: impl Future<Output = Result<(), Unhealthy>> + Send + 'static,
@@ -86,7 +85,7 @@ impl Health {
         Self { watchdog, socket, alive, ready }
     }
 
-    /// Checks that the thread of the CRI socket makes progress, as for systemd's watchdog.
+    /// Checks that the CRI socket's thread makes progress, by the ping of systemd's watchdog.
     pub(super) async fn alive(&self) -> Outcome {
         let watchdog = self.watchdog.clone();
         let check = async move {
@@ -96,14 +95,13 @@ impl Health {
         self.alive.share(check).await
     }
 
-    /// Checks that the CRI socket answers Version, which the node backend answers.
+    /// Checks that the CRI socket answers Version. The response is the node backend's.
     pub(super) async fn ready(&self) -> Outcome {
         let socket = Arc::clone(&self.socket);
         self.ready.share(async move { answers_version(&socket).await }).await
     }
 }
 
-/// Checks that a server of CRI answers Version.
 async fn answers_version(socket: &Upstream) -> Result<(), Unhealthy> {
     let request = Request::post(format!("http://localhost{}", Method::Version.path()))
         .header(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"))
@@ -137,7 +135,7 @@ mod tests {
 
     /// Verifies O9.
     #[tokio::test]
-    async fn requests_during_a_check_share_it_and_a_later_one_begins_the_next() {
+    async fn requests_during_a_check_share_it_and_a_later_request_begins_the_next_check() {
         let (check, begun) = (SharedCheck::default(), Arc::new(AtomicUsize::new(0)));
         let next = || {
             let begun = Arc::clone(&begun);

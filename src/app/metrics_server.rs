@@ -28,24 +28,25 @@ use crate::metrics::Exposition;
 
 /// Name of the thread.
 const THREAD: &str = "kiyot-metrics";
-/// Bound on pages that are sent at a time. Prometheus reads one; further requests get 503.
+/// Limit of pages that are sent at the same time. Prometheus reads a single page; requests beyond
+/// the limit get 503.
 const MAX_PAGES: usize = 16;
-/// Bound on requests that wait for a check of a kind: so many come only while it is slow.
+/// Limit of requests that wait for the same kind of check. It is reached only if the check is slow.
 const MAX_CHECKED: usize = 256;
-/// Bound on connections without such a request: a further one ends the oldest. Clients of health
-/// checks send their requests at once, so that connections without requests give way to them.
+/// Limit of connections without a request. Beyond the limit, a new connection ends the oldest.
+/// Clients of health checks send their request at once, so that idle connections give way to them.
 const MAX_OTHERS: usize = 512;
 /// Time limit of a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit of a connection, so that a peer that reads slowly does not keep its place.
+/// Time limit of a connection, so that a slow reader does not keep its permit.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(60);
-/// The most bytes of a request's head, which hyper bounds from below by the same.
+/// Limit of a request's head in bytes, the lowest that hyper accepts.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
-/// The most header fields of a request.
+/// Limit of the header fields of a request.
 const MAX_HEADERS: usize = 64;
-/// Pause between attempts to listen on an address that is taken, or not the node's yet.
+/// Pause between attempts to listen, while the address is in use or not yet assigned to the node.
 const LISTEN_PAUSE: Duration = Duration::from_secs(2);
-/// Pause after a failed accept, as for want of file descriptors.
+/// Pause after a failed accept, such as by EMFILE.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const OPENMETRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -57,26 +58,25 @@ pub(super) struct MetricsServer {
     _running: oneshot::Sender<Infallible>,
 }
 
-/// The answers of the server.
+/// Responses of the server, with permits for their requests.
 #[derive(Debug)]
 struct Pages {
     metrics: Exposition,
     health: Health,
-    /// Places of [`MAX_PAGES`].
+    /// Permits at `/metrics`, [`MAX_PAGES`] in all.
     sent: Arc<Semaphore>,
-    /// Places of [`MAX_CHECKED`] at `/healthz`.
+    /// Permits at `/healthz`, [`MAX_CHECKED`] in all.
     alive: Arc<Semaphore>,
-    /// Places of [`MAX_CHECKED`] at `/readyz`.
+    /// Permits at `/readyz`, [`MAX_CHECKED`] in all.
     ready: Arc<Semaphore>,
 }
 
-/// The place of a connection's request, if it has one.
+/// Permit of a connection's request; unset before the request.
 type Place = OnceLock<OwnedSemaphorePermit>;
 
 impl MetricsServer {
-    /// Starts the server, on a thread of its own: requests without end take no time of cells. An
-    /// address that can't be listened on is logged and tried again: pods are served without
-    /// metrics.
+    /// Starts the server on a thread of its own, so that a flood of requests takes no time from
+    /// cells. A failure to listen is logged and retried; pods are served meanwhile.
     pub(super) fn start(listen: SocketAddr, metrics: Exposition, health: Health) -> Self {
         let [sent, alive, ready] =
             [MAX_PAGES, MAX_CHECKED, MAX_CHECKED].map(|places| Arc::new(Semaphore::new(places)));
@@ -87,7 +87,7 @@ impl MetricsServer {
             runtime.block_on(async {
                 tokio::select! {
                     () = run(listen, Arc::new(pages)) => {}
-                    // Ends with an error, as nothing is ever sent.
+                    // Completes with an error when the sender is dropped: nothing is ever sent.
                     _ = stopped => {}
                 }
             });
@@ -112,7 +112,7 @@ async fn run(address: SocketAddr, pages: Arc<Pages>) {
     // Connections without a request, oldest first. Dropping a sender ends its connection.
     let mut others: VecDeque<oneshot::Sender<Infallible>> = VecDeque::new();
     loop {
-        // Ended tasks are collected.
+        // Frees ended tasks.
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -132,7 +132,7 @@ async fn run(address: SocketAddr, pages: Arc<Pages>) {
     }
 }
 
-/// Listens on an address, and repeats it until it succeeds. Only the first failure is logged.
+/// Listens on an address, and retries until it succeeds. Only the first failure is logged.
 async fn listen(address: SocketAddr) -> TcpListener {
     let mut is_logged = false;
     loop {
@@ -157,7 +157,7 @@ async fn listen(address: SocketAddr) -> TcpListener {
     }
 }
 
-/// Serves a connection for one request, until a newer one replaces it.
+/// Serves one request of a connection, until a newer connection replaces it.
 async fn serve(stream: TcpStream, pages: Arc<Pages>, replaced: oneshot::Receiver<Infallible>) {
     let place = Place::new();
     let service = service_fn(|request| {
@@ -178,7 +178,7 @@ async fn serve(stream: TcpStream, pages: Arc<Pages>, replaced: oneshot::Receiver
         }
     };
     tokio::select! {
-        // A request that has come is read before its connection is replaced.
+        // A received request is read before its connection is replaced.
         biased;
         ended = &mut served => match ended {
             Ok(()) => return,
@@ -187,7 +187,8 @@ async fn serve(stream: TcpStream, pages: Arc<Pages>, replaced: oneshot::Receiver
         () = replaced => {}
         () = sleep(CONNECTION_TIMEOUT) => {}
     }
-    // Reset, so that a peer that keeps it open keeps no local port from clients of health checks.
+    // A reset frees the local port, which clients of health checks may need, even if the peer keeps
+    // the connection open.
     let _ = served.into_parts().io.inner().set_zero_linger();
 }
 
@@ -209,7 +210,7 @@ impl Pages {
             }
         };
         if !take(places, place) {
-            let reason = "too many requests of this path; allowed: a later one";
+            let reason = "too many requests of this path at the same time; try again later";
             return text(StatusCode::SERVICE_UNAVAILABLE, reason.to_owned());
         }
         match request.uri().path() {
@@ -224,7 +225,7 @@ impl Pages {
     }
 }
 
-/// Takes a place for a connection's request. Returns whether there is one.
+/// Takes a permit for a connection's request. Returns whether a permit was available.
 fn take(places: &Arc<Semaphore>, place: &Place) -> bool {
     Arc::clone(places).try_acquire_owned().is_ok_and(|permit| place.set(permit).is_ok())
 }
@@ -249,7 +250,7 @@ mod tests {
 
     /// Verifies O9.
     #[test]
-    fn request_above_the_limit_is_refused_and_an_ended_one_leaves_its_place() {
+    fn request_above_the_limit_is_refused_until_another_request_ends() {
         let places = Arc::new(Semaphore::new(2));
         let requests = [Place::new(), Place::new(), Place::new()];
         assert_eq!(requests.each_ref().map(|place| take(&places, place)), [true, true, false]);

@@ -32,7 +32,7 @@ impl App {
             }
         };
         let diff = Diff::between(running, &new);
-        // The only step that may fail: there is one backend of cells.
+        // The only step that may fail, and at most once, because there is one backend of cells.
         for (milpa, before, config) in self.milpas_of(running, &reloaded) {
             if let Err(error) = milpa.set_providers(before, config).await {
                 return tracing::error!(
@@ -65,7 +65,7 @@ impl App {
         );
     }
 
-    /// Returns the backends of cells with their configurations before and after a reload.
+    /// Returns each backend of cells with its configuration before and after a reload.
     fn milpas_of<'c>(
         &'c self,
         before: &'c Config,

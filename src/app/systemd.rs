@@ -15,7 +15,7 @@ pub(super) fn ready() {
     notify(&[NotifyState::Ready]);
 }
 
-/// Notifies that the configuration is being reloaded; [`ready`] follows in any case.
+/// Notifies that the configuration is being reloaded. The caller then calls [`ready`] in any case.
 pub(super) fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => notify(&[NotifyState::Reloading, now]),
@@ -26,7 +26,7 @@ pub(super) fn reloading() {
     }
 }
 
-/// Time beside `drain_timeout` in which all parts of the daemon end, and the store is closed.
+/// Time after `drain_timeout` in which all parts of the daemon end and the store is closed.
 const STOP_TIME: Duration = Duration::from_secs(30);
 
 /// Notifies that the daemon stops, and extends `TimeoutStopSec=` for a longer `drain_timeout`.
@@ -35,7 +35,7 @@ pub(super) fn stopping(drain_timeout: Duration) {
     notify(&[NotifyState::Stopping, NotifyState::ExtendTimeoutUsec(limit)]);
 }
 
-/// Notifies the watchdog (`WatchdogSec=`) as long as the CRI socket's thread responds. Never ready.
+/// Notifies the watchdog (`WatchdogSec=`) while the CRI socket's thread responds. Never completes.
 pub(super) async fn feed_watchdog(watchdog: &Watchdog) -> Infallible {
     let Some(limit) = sd_notify::watchdog_enabled().filter(|limit| !limit.is_zero()) else {
         return pending().await;
