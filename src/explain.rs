@@ -1,5 +1,5 @@
-//! Explanation of a manifest: where its pods go, why, and what is refused, by the daemon's own
-//! functions.
+//! Explanation of a manifest by the daemon's own functions: where its pods go, why, and what is
+//! refused.
 
 use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
@@ -36,15 +36,15 @@ mod volumes;
 
 use requests::requests_of;
 
-/// Most facts of a pod; others are counted.
+/// Limit of the facts of a pod; further facts are counted.
 const MAX_FACTS: usize = 256;
-/// Characters of a fact.
+/// Limit of a fact, in characters.
 const MAX_FACT_CHARS: usize = 1024;
 /// Bytes of headings and facts after which further pods are counted.
 const MAX_TEXT_BYTES: usize = 1024 * 1024;
-/// Remark on a runtime handler, which no manifest of a pod has.
+/// Note on runtime handlers: the manifest of a pod names a RuntimeClass, not its handler.
 const NAMED_LIKE_ITS_CLASS: &str = "note: the handler of a RuntimeClass is taken to have its name";
-/// Most remarks on documents without pods; others are counted.
+/// Limit of the notes on documents without pods; further notes are counted.
 const MAX_NOTES: usize = 100;
 
 /// Explanation of a manifest.
@@ -52,14 +52,14 @@ const MAX_NOTES: usize = 100;
 pub struct Explanation {
     /// The pods, in order.
     pub pods: Vec<ExplainedPod>,
-    /// Remarks on documents without pods.
+    /// Notes on documents without pods.
     pub notes: Vec<String>,
 }
 
 /// Explanation of a pod, or of a workload's pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExplainedPod {
-    /// Kind and name; the pods of a workload in further lines.
+    /// Kind and name. Further lines describe the pods of a workload.
     pub heading: String,
     /// Facts, a line each.
     pub facts: Vec<String>,
@@ -79,7 +79,7 @@ impl fmt::Display for Explanation {
 /// Sources of instances and prices.
 #[derive(Debug, Clone, Copy)]
 pub enum Prices<'a> {
-    /// The catalogue that is built in for the provider, or its limits.
+    /// The built-in catalogue of the provider, or the sizes that it can make.
     BuiltIn,
     /// A catalogue for all backends.
     Catalogue(&'a Catalogue),
@@ -101,15 +101,15 @@ pub struct LiveBackend {
 /// State of a provider of a running daemon.
 #[derive(Debug, Clone, Default)]
 pub struct Live {
-    /// The catalogue with the prices of now; `None` if the provider does not return it.
+    /// The catalogue with current prices; `None` if the provider does not return it.
     pub catalogue: Option<Arc<Catalogue>>,
-    /// The reason for which no pod gets an instance, whatever its offering.
+    /// The reason why no pod gets an instance of any offering.
     pub refused: Option<String>,
     /// Offerings that were refused lately.
     pub refusals: Refusals,
-    /// The time for which these are looked up.
+    /// The time at which `refusals` are looked up.
     pub now: Duration,
-    /// The reason for which the catalogue is not known.
+    /// The reason why the catalogue is unknown.
     pub note: Option<String>,
 }
 
@@ -142,8 +142,8 @@ pub fn explain(config: &Config, manifest: &Manifest, prices: Prices<'_>) -> Expl
     explain_while(|| true, config, manifest, prices)
 }
 
-/// Explains pods as long as the explanation is wanted. After a bounded number of bytes the last
-/// entry stands for all further pods.
+/// Explains pods while `is_wanted` returns true. After [`MAX_TEXT_BYTES`] the last entry stands for
+/// all further pods.
 pub fn explain_while(
     is_wanted: impl Fn() -> bool,
     config: &Config,
@@ -181,7 +181,7 @@ pub fn explain_while(
     Explanation { pods, notes }
 }
 
-/// Returns the name of a pod, or of its workload with the pods that it makes.
+/// Returns the name of a pod, or the name of its workload with the pods that the workload makes.
 fn heading(pod: &Pod) -> String {
     let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
     let Some(workload) = &pod.workload else { return format!("Pod {namespace}/{name}") };
@@ -244,7 +244,6 @@ fn explain_pod(config: &Config, prices: Prices<'_>, pod: &Pod) -> Lines {
     lines
 }
 
-/// Returns the node as configured.
 fn node(config: &Config) -> Node {
     let mut node = Node::default();
     for backend in config.backends.values() {
@@ -294,7 +293,7 @@ struct Backend<'a> {
     decision: &'a Decision<'a>,
 }
 
-/// A provider of that backend.
+/// A provider of a pod's backend.
 struct Target<'a> {
     config: &'a Config,
     milpa: &'a MilpaBackend,
@@ -326,7 +325,7 @@ fn explain_cell(
     let check_gpus = |request: &CellRequest| policy::check_gpus(request, api.as_ref());
     let is_valid =
         annotations::parse(&pod.metadata.annotations).is_ok_and(|it| check_gpus(&it).is_ok());
-    // With several providers the cell's decides whether the pod moves.
+    // With several providers, the provider of the cell decides whether the pod moves.
     if let [rules] = all_rules.as_slice()
         && is_valid
         && policy::check_sandbox(rules, &sandbox).is_ok()
@@ -363,7 +362,7 @@ fn explain_cell(
     }
 }
 
-/// Explains a pod in a cell of a provider. Returns the offerings, the preferred first.
+/// Explains a pod in a cell of a provider. Returns the offerings in order of preference.
 fn explain_in(
     lines: &mut Lines,
     target: &Target<'_>,
@@ -450,8 +449,8 @@ fn explain_in(
     ranked
 }
 
-/// Returns why the pod moves to the node after its first sandbox in a cell: a container requests it
-/// before any other runs on.
+/// Returns the reason why the pod moves to the node after its first sandbox in a cell. The pod
+/// moves if a container requests it and no earlier container keeps running.
 fn reason_to_move(
     rules: &policy::Rules,
     pod: &Pod,
@@ -547,8 +546,8 @@ fn describe_cell(
     }
 }
 
-/// Returns true if an annotation chooses an instance. The limit of silence and the architecture are
-/// for all cells.
+/// Returns whether an annotation chooses an instance. The limit of silence and the architecture do
+/// not count, because they apply to all cells.
 fn has_wishes_for_instances(request: &CellRequest) -> bool {
     let none = CellRequest {
         healthy_timeout: request.healthy_timeout,

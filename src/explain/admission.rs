@@ -24,7 +24,7 @@ pub(super) fn explain(lines: &mut Lines, target: &Target<'_>, pod: &Pod) {
         let cells =
             || (name == CELL && capacity.is_some()).then_some(target.milpa.max_cells as u64);
         let Some(figure) = configured.or_else(cells) else {
-            // The daemon derives its figure from a catalogue.
+            // The daemon derives a declared figure that is not configured from a catalogue.
             if !capacity.is_some_and(|capacity| capacity.declares(name)) {
                 undeclared.push(format!("{}{}", text(name, request.amount), unit(name)));
             }
@@ -41,7 +41,7 @@ pub(super) fn explain(lines: &mut Lines, target: &Target<'_>, pod: &Pod) {
     if !counted.is_empty() {
         lines.say(format!("admission: {} that this node declares", counted.join(", ")));
     }
-    // Cells of other providers take from the node what it counts.
+    // Cells of other providers use the node's resources, so that the count is right.
     if target.provider == ProviderKind::Ec2 && !undeclared.is_empty() {
         lines.say(format!(
             "note: scheduler and kubelet count its requests of {} against the node, although they \
@@ -51,7 +51,7 @@ pub(super) fn explain(lines: &mut Lines, target: &Target<'_>, pod: &Pod) {
     }
 }
 
-/// Returns what the pod counts with.
+/// Returns the requests that scheduler and kubelet count for a pod.
 fn requests(pod: &Pod) -> impl Iterator<Item = Request> {
     let (own, overhead) = (pod.resources(), &pod.overhead);
     let sum = |own: Option<u64>, more: Option<u64>| {
@@ -80,7 +80,7 @@ fn text(resource: &str, amount: u64) -> String {
     whole.map_or_else(|| amount.to_string(), |(unit, name)| format!("{}{name}", amount / unit))
 }
 
-/// Returns the rest of a phrase after an amount of a resource.
+/// Returns the words after an amount of a resource.
 fn unit(resource: &str) -> String {
     match resource {
         "cpu" => " CPUs".to_owned(),

@@ -16,10 +16,10 @@ const NAMED_NEXT: usize = 3;
 /// Cheaper types that are named with the reason why they do not fit.
 const NAMED_MISSES: usize = 3;
 
-/// The size of a node that is not known: the command may run on any machine.
+/// Size of an unknown node: the command may run on any machine.
 const ANY_NODE: Size = Size { cpus: u32::MAX, memory_mib: u64::MAX / 2 };
 
-/// Checks that a provider without a catalogue in a file can make a cell for a pod.
+/// Checks that a provider can make a cell for a pod, without a catalogue in a file.
 pub(super) fn check(
     lines: &mut Lines,
     target: &Target<'_>,
@@ -92,7 +92,7 @@ pub(super) fn explain_live(
     ranked
 }
 
-/// Names the candidates. Returns true if a price is an estimate.
+/// Names the candidates. Returns whether a price is an estimate.
 fn is_estimated(lines: &mut Lines, needs: &Needs, ranked: &[Candidate]) -> bool {
     let Some((first, next)) = ranked.split_first() else { return false };
     lines.say(format!("its needs: {needs}"));
@@ -104,7 +104,7 @@ fn is_estimated(lines: &mut Lines, needs: &Needs, ranked: &[Candidate]) -> bool 
     ranked.iter().any(|candidate| candidate.accuracy == Accuracy::Estimate)
 }
 
-/// Names the types that do not fit and are cheaper than a candidate.
+/// Names the types that are cheaper than a candidate but do not fit.
 fn name_misses(
     lines: &mut Lines,
     catalogue: &Catalogue,

@@ -12,9 +12,9 @@ use super::{Lines, choice::priced};
 /// Offerings of the common ranking that are named.
 const NAMED: usize = 4;
 
-/// Joins the explanations of the providers: what all of them say, once, then the rest with the
-/// names, and the common ranking, by starts within a time if the pod asks for them. The pod is
-/// refused if every provider refuses it.
+/// Joins the explanations of the providers. Facts of all providers come once, then the other facts
+/// with the provider's name, then the common ranking. If the pod asks for a start within a time,
+/// the ranking is by starts. The pod is refused if every provider refuses it.
 pub(super) fn join(
     lines: &mut Lines,
     explained: Vec<(ProviderKey, Lines, Vec<Candidate>)>,

@@ -1,9 +1,9 @@
-//! The requests of a pod, as the Kubernetes API would have them.
+//! Requests of a pod, as the Kubernetes API would have them.
 
 use kiyot_engine::placement::ApiRequests;
 use kiyot_manifest::{Container, Pod};
 
-/// Returns what the API would have of a pod in a manifest.
+/// Returns the requests that the API would have for a manifest's pod.
 pub(super) fn requests_of(pod: &Pod) -> ApiRequests {
     let sums = pod.complete_resources();
     let has_any = |limit: &u64| *limit > 0;

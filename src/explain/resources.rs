@@ -51,7 +51,7 @@ pub(super) fn note(lines: &mut Lines, pod: &Pod, provider: ProviderKind, reads_r
     }
 }
 
-/// Notes a memory request that is more than what CRI carries.
+/// Notes a memory request that is larger than the memory in the CRI request.
 pub(super) fn note_memory_request(lines: &mut Lines, of_cri: &Requested, of_api: &Requested) {
     let value = |requested: &Requested| requested.memory_mib.map_or(0, |amount| amount.value);
     let wanted = value(of_api);

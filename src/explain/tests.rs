@@ -293,7 +293,7 @@ fn placed(config: &str, annotations: &str, prices: Prices<'_>) -> (String, bool)
 
 /// Verifies A10.
 #[test]
-fn instance_is_named_with_its_price_and_those_beside_it() {
+fn instance_is_named_with_its_price_and_the_next_choices() {
     let (text, fine) = priced(OPT_IN, "    pod.elotl.co/architecture: amd64\n");
     for line in [
         "its needs: 0.5 CPU (requests), 1024 MiB of memory (limits) and 96 MiB for the cell, amd64",
@@ -336,7 +336,7 @@ fn requests_choose_the_instance_if_the_daemon_reads_them() {
     let of_api = with("[kubernetes]\nkubeconfig = \"/etc/kubeconfig\"\n", pod);
     assert!(of_api.contains("0.5 CPU (requests), 3072 MiB of memory (requests)"), "{of_api}");
     assert!(!of_api.contains("note: its memory request"), "{of_api}");
-    // Extended resources stand for requests, and the cell's counts for the scheduler alone.
+    // Extended resources stand for requests; only the scheduler counts `pod.elotl.co/cell`.
     let extended = "pod.elotl.co/cpu: 16, pod.elotl.co/memory: 64Gi, pod.elotl.co/cell: 1}";
     let moved = format!("requests: {{cpu: 16m, memory: 1Mi, {extended}, limits: {{{extended}");
     let moved = pod.replace("requests: {cpu: 500m, memory: 3Gi}", &moved);
@@ -554,7 +554,7 @@ fn architecture_and_zone_that_the_provider_lacks_are_refused() {
     assert!(!fine && text.contains(refusal), "{text}");
 }
 
-/// The time of the explanations of a running daemon.
+/// Time of a running daemon.
 const NOW: Duration = Duration::from_secs(10);
 
 /// Returns a refusal for three minutes.
@@ -562,7 +562,7 @@ fn refusal(reason: &str) -> Refusal {
     Refusal { until: NOW + Duration::from_secs(179), reason: reason.into() }
 }
 
-/// Returns the state of a running daemon with a provider in a state.
+/// Returns the state of a running daemon with one provider.
 fn running(live: Live, limits: &[String]) -> BTreeMap<String, LiveBackend> {
     let providers = BTreeMap::from([("netns", live)]);
     BTreeMap::from([(
@@ -580,7 +580,7 @@ fn with_refusals(catalogue: Catalogue, refusals: Refusals) -> (String, bool) {
 
 /// Verifies A13, O34.
 #[test]
-fn running_daemon_takes_no_other_quota_in_place_of_a_full_one_and_says_so() {
+fn running_daemon_refuses_a_pod_of_a_full_quota_and_names_the_quota() {
     let catalogue = CatalogueFile::built_in().catalogue;
     let names = catalogue.entries().iter().map(|entry| entry.instance_type.name.clone());
     let is_standard = |name: &String| name.starts_with(['a', 'c', 'd', 'h', 'i', 'm', 'r', 't']);
@@ -620,7 +620,7 @@ fn running_daemon_avoids_a_refused_zone() {
 
 /// Verifies O34.
 #[test]
-fn running_daemon_avoids_refused_offerings_and_tells_its_limits() {
+fn running_daemon_avoids_refused_offerings_and_names_its_limits() {
     let catalogue = Some(Arc::new(CatalogueFile::built_in().catalogue));
     let offering = catalogue.iter().flat_map(|known| known.offerings());
     let refused = offering.filter(|offering| {
@@ -641,7 +641,7 @@ fn running_daemon_avoids_refused_offerings_and_tells_its_limits() {
     ] {
         assert!(fine && text.contains(line), "{line} is not in {text}");
     }
-    // Without the provider's catalogue, as the provider is configured.
+    // Without a catalogue of the provider the configuration decides.
     let backends = running(Live::default(), &limits);
     let (text, fine) = placed(OPT_IN, amd64, Prices::Live(&backends));
     assert!(fine && text.contains("3 of 9") && !text.contains("its instance"), "{text}");
@@ -668,13 +668,13 @@ fn named_type_that_no_zone_offers_is_refused_by_its_name() {
     let (text, fine) = placed(OPT_IN, &named, Prices::Catalogue(&catalogue));
     let refusal = "nearest: c7a.medium exists, but is offered in no zone of eu-west-1 | ";
     assert!(!fine && text.contains(refusal), "{text}");
-    // A pod that names no type gets the next, and no word of this one.
+    // A pod that names no type gets the next type, without a note on this type.
     let (text, fine) = placed(OPT_IN, annotations, Prices::Catalogue(&catalogue));
     assert!(fine && text.contains("its instance: c8a.medium"), "{text}");
     assert!(!text.contains("c7a.medium"), "{text}");
 }
 
-/// Returns the lines of a document between two lines, these aside.
+/// Returns the lines of a document between two lines, without these two.
 fn lines_between<'a>(document: &'a str, first: &str, last: &str) -> Vec<&'a str> {
     let lines = document.lines().skip_while(|line| *line != first).skip(1);
     let between: Vec<&str> = lines.take_while(|line| *line != last).collect();
@@ -682,7 +682,7 @@ fn lines_between<'a>(document: &'a str, first: &str, last: &str) -> Vec<&'a str>
     between
 }
 
-/// Lines of the document are broken where the program's are not.
+/// Returns the words of a text: the document breaks lines that the program does not break.
 fn words(text: &str) -> Vec<&str> {
     text.split_whitespace().collect()
 }
@@ -752,8 +752,8 @@ fn document_has_the_annotations_that_cells_on_the_node_honour() {
         Architecture::Amd64 => "arm64",
         Architecture::Arm64 => "amd64",
     };
-    // The choice of a cell for a pod with this annotation. The other annotation that has an effect
-    // on the node, that of silence, is of the life of all cells.
+    // The choice of a cell for a pod with this annotation. The limit of silence has an effect on
+    // the node too, but on the life of cells, not on their choice.
     let choice = |catalogue: &Catalogue, key: &str, value: &str| {
         let annotations = BTreeMap::from([(key.to_owned(), value.to_owned())]);
         let request = annotations::parse(&annotations).unwrap();
@@ -765,8 +765,8 @@ fn document_has_the_annotations_that_cells_on_the_node_honour() {
         let mut honoured = Vec::new();
         for (key, example) in &examples {
             let value = if key == ARCHITECTURE { other } else { *example };
-            // Pods with GPUs, and of another provider or isolation, are refused before the choice,
-            // and starts rank its offerings.
+            // GPUs, another provider and another isolation refuse the pod before the choice, and
+            // starts only rank the offerings.
             let is_honoured = [HEALTHY_TIMEOUT, GPU, PROVIDER, ISOLATION, START_WITHIN]
                 .contains(&key.as_str())
                 || choice(catalogue, key, value) != choice(catalogue, TARGET_RUNTIME, "kiyot");

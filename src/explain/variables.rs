@@ -1,12 +1,12 @@
-//! Explanation of variables, and of files of the downward API, whose values the kubelet reads on
-//! the node: they don't hold on another machine.
+//! Explanation of variables, and of files of the downward API. The kubelet reads their values on
+//! the node, so that the values are wrong for another machine.
 
 use kiyot_config::ProviderKind;
 use kiyot_manifest::{Container, EnvSource, Pod, ResourceField, SourceKind};
 
 use super::{Lines, Target};
 
-/// Explains the variables of a container in a cell that are absent, or have facts of the node.
+/// Explains the variables of a container in a cell that are absent or describe the node.
 pub(super) fn explain(lines: &mut Lines, target: &Target<'_>, pod: &Pod, container: &Container) {
     let provider = target.provider;
     let name = &container.name;
@@ -51,7 +51,7 @@ fn is_replaced(target: &Target<'_>, field: &ResourceField) -> bool {
         && ["limits.cpu", "limits.memory"].contains(&&*field.resource)
 }
 
-/// Explains the files of volumes that have facts of the node.
+/// Explains the files of volumes that describe the node.
 pub(super) fn explain_files(lines: &mut Lines, target: &Target<'_>, pod: &Pod) {
     for volume in &pod.volumes {
         for (path, resource) in &volume.resource_files {
@@ -64,7 +64,7 @@ pub(super) fn explain_files(lines: &mut Lines, target: &Target<'_>, pod: &Pod) {
 }
 
 /// Notes a limit that the kubelet fills in. Cells of netns have what the node can allocate, unless
-/// it declares another figure.
+/// the node declares another figure.
 fn note_resource(
     lines: &mut Lines,
     target: &Target<'_>,
@@ -85,7 +85,8 @@ fn note_resource(
     ));
 }
 
-/// Returns whether the container of a resource, by default the own one, has no limit of it.
+/// Returns whether the container of a field has no limit of the field's resource. A field without a
+/// container means `own`.
 fn lacks_limit(pod: &Pod, field: &ResourceField, own: Option<&Container>) -> bool {
     let container = match &field.container {
         Some(name) => pod.all_containers().find(|container| container.name == *name),

@@ -5,7 +5,8 @@ use kiyot_manifest::{Container, Pod, VolumeKind};
 
 use super::Lines;
 
-/// Explains the mounts that a cell refuses, copies or needs a certain runtime for.
+/// Explains the mounts of a container that its cell refuses or copies, and the mounts that need a
+/// certain runtime.
 pub(super) fn explain(lines: &mut Lines, milpa: &MilpaBackend, pod: &Pod, container: &Container) {
     let name = &container.name;
     for mount in &container.mounts {

@@ -196,7 +196,7 @@ fn report_counts_what_it_does_not_list() {
     let short = some.within(1024);
     assert!(short.len() <= 1024 && short.starts_with("a: 10000 problems\n"), "{short}");
     assert!(short.contains("document 1.kind: is missing"), "{short}");
-    // Of the excess documents one is reported.
+    // All excess documents are a single problem.
     assert_eq!(problems(20_000).list.len() + problems(20_000).more, 10_001);
 }
 
@@ -240,7 +240,7 @@ fn pods_after_a_long_explanation_are_counted_with_the_refused() {
 
 /// Verifies M12.
 #[test]
-fn no_pod_is_explained_once_the_caller_has_left() {
+fn explanation_ends_once_the_caller_has_left() {
     let config = config::parse("config", OPT_OUT, []).unwrap();
     let pods = once("kind: List\napiVersion: v1\nitems:\n".to_owned())
         .chain((0..10).map(|index| {

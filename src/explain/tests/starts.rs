@@ -4,7 +4,7 @@ use super::*;
 
 /// Verifies A38.
 #[test]
-fn running_daemon_ranks_by_measured_starts_and_says_if_none_is_within_the_time() {
+fn running_daemon_ranks_by_measured_starts_and_notes_that_all_are_too_slow() {
     let rows = "instance_type,vcpus,memory_mib,architectures,on_demand_usd_per_hour\n\
                 fast.big,4,16384,x86_64,0.4\nslow.small,2,8192,x86_64,0.1\n";
     let catalogue = Some(Arc::new(CatalogueFile::parse(rows.as_bytes()).unwrap().catalogue));
