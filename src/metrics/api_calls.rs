@@ -12,7 +12,7 @@ use super::{
     Source,
 };
 
-/// Counters of calls, which all go over the network, so that a lock does not matter.
+/// Counters of calls. Each call goes over the network, so that the cost of a lock does not matter.
 #[derive(Debug)]
 pub struct ApiCalls {
     calls: Mutex<BTreeMap<(&'static str, &'static str), Calls>>,

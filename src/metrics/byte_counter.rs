@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-/// A counter of bytes. Clones count together.
+/// A counter of bytes. Clones share the sum.
 #[derive(Debug, Clone, Default)]
 pub struct ByteCounter(Arc<AtomicU64>);
 

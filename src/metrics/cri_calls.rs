@@ -22,7 +22,7 @@ pub const BACKEND_ALL: u8 = 1;
 pub const FIRST_BACKEND: u8 = 2;
 /// Labels of the indexes before [`FIRST_BACKEND`].
 const OWN_BACKENDS: [&str; FIRST_BACKEND as usize] = ["(kiyot)", "(all)"];
-/// Bounds the configured backends that are counted on their own.
+/// Limit of the configured backends that have counters of their own.
 const MAX_BACKENDS: usize = 16;
 /// Label of methods that this version of CRI doesn't have.
 const UNKNOWN_METHOD: &str = "unknown";
@@ -93,8 +93,8 @@ pub struct CriCalls {
 }
 
 impl CriCalls {
-    /// Makes counters for methods, whose index is their position, and configured backends, the
-    /// first of which has the index [`FIRST_BACKEND`].
+    /// Makes counters for methods and configured backends. The index of a method is its position;
+    /// the first backend has the index [`FIRST_BACKEND`].
     pub fn new(
         methods: impl IntoIterator<Item = &'static str>,
         backends: impl IntoIterator<Item = String>,
@@ -123,7 +123,7 @@ impl CriCalls {
 
     fn count(&self, method: usize, backend: u8, code: u8, duration: Duration) {
         let backend = usize::from(backend);
-        // Backends beyond the limit are counted as the proxy.
+        // Backends beyond the limit share the counters of the proxy.
         let backend = if backend < self.backends.len() { backend } else { 0 };
         let place = method * self.backends.len() + backend;
         let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
@@ -189,7 +189,7 @@ trait ZipAll: Iterator<Item = f64> + Sized {
 
 impl<T: Iterator<Item = f64>> ZipAll for T {}
 
-/// An open call, which is counted when this is dropped.
+/// An open call. Dropping the record counts the call.
 #[derive(Debug)]
 pub struct CallRecord(Option<Open>);
 

@@ -76,7 +76,7 @@ fn tokens(expression: &str) -> Vec<Token> {
     tokens
 }
 
-/// Returns the position after a bracket that is open at `begin`, of all nested ones.
+/// Returns the position after the group of brackets that opens at `begin`, nested groups included.
 fn end_of_group(tokens: &[Token], begin: usize) -> usize {
     let mut depth = 0_usize;
     for (index, token) in tokens.iter().enumerate().skip(begin) {
@@ -101,7 +101,7 @@ fn words(tokens: &[Token]) -> impl Iterator<Item = &str> {
 
 /// Metrics with the labels of their selectors.
 type Selectors = Vec<(String, Labels)>;
-/// Labels of groupings, with the metrics to which they apply; without metrics to all.
+/// Labels of groupings, with the metrics to which they apply. Without metrics they apply to all.
 type Groupings = Vec<(Labels, Vec<String>)>;
 
 /// Returns the metrics and the groupings of an expression.
@@ -158,7 +158,7 @@ fn listed_values(metric: &str, label: &str) -> Option<BTreeSet<&'static str>> {
     is_list.then(|| values.values.split('`').skip(1).step_by(2).collect())
 }
 
-/// Returns the values that an expression compares labels with, and that the labels never have.
+/// Returns the faults of an expression that compares a label with a value that the label never has.
 fn absent_values(tokens: &[Token]) -> Vec<String> {
     let (mut absent, mut metric, mut label) = (Vec::new(), "", "");
     for (at, token) in tokens.iter().enumerate() {
@@ -201,7 +201,7 @@ fn faults(expression: &str, texts: &[&str]) -> Vec<String> {
         None => faults.push(format!("{metric} does not exist")),
     };
     for (metric, labels) in &metrics {
-        // A label that all samples have: the metric alone is checked.
+        // All samples have this label: only the metric is checked.
         check(metric, "instance");
         labels.iter().for_each(|label| check(metric, label));
     }
@@ -218,7 +218,7 @@ fn faults(expression: &str, texts: &[&str]) -> Vec<String> {
         faults.push("no metric".to_owned());
     }
     for label in texts.iter().flat_map(|text| shown_labels(text)) {
-        // A grouped expression has the labels of its groupings alone.
+        // A grouped expression has only the labels of its groupings.
         let is_kept = groupings.is_empty()
             && metrics
                 .iter()

@@ -68,7 +68,7 @@ impl Definition {
         }
     }
 
-    /// Returns the names of the samples with their labels: those of queries.
+    /// Returns the names of the samples, as queries use them, with their labels.
     pub fn samples(&self) -> impl Iterator<Item = (String, Vec<&'static str>)> {
         let family = self.family();
         self.kind.suffixes().iter().map(move |suffix| {

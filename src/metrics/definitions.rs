@@ -17,8 +17,8 @@ const INSTANCE_TYPE: Label = Label {
 };
 const NAMESPACE: Label = Label {
     name: "namespace",
-    values: "the first 50 namespaces with cells, `(pools)` for cells that no pod has; the rest is \
-             `other`",
+    values: "the first 50 namespaces with cells, `(pools)` for cells that no pod has, `other` for \
+             the rest",
 };
 const OPERATION: Label = Label { name: "operation", values: "operations of the API" };
 const OUTCOME_OF_API: Label = Label {
@@ -53,7 +53,7 @@ pub const CRI_CALLS: Definition = Definition {
         },
     ],
 };
-/// Durations of these calls.
+/// Durations of calls of the CRI socket.
 pub const CRI_CALL_DURATION: Definition = Definition {
     name: "kiyot_cri_call_duration",
     kind: Kind::Histogram,
@@ -62,7 +62,7 @@ pub const CRI_CALL_DURATION: Definition = Definition {
            as its stream",
     labels: &[METHOD, BACKEND],
 };
-/// Calls that have not ended.
+/// Open calls of the CRI socket.
 pub const CRI_CALLS_OPEN: Definition = Definition {
     name: "kiyot_cri_calls_open",
     kind: Kind::Gauge,
@@ -87,8 +87,8 @@ pub const LAUNCHES: Definition = Definition {
     name: "kiyot_launches",
     kind: Kind::Counter,
     unit: None,
-    help: "Calls of the provider to launch a cell, repeated calls and those for warm pools \
-           included; of a refused launch each refused offering",
+    help: "Calls of the provider to launch a cell, with repeated calls and launches for warm \
+           pools; a refused launch counts once for each refused offering",
     labels: &[
         Label { name: "provider", values: "`netns`, `qemu`, `ec2`, `sim`" },
         INSTANCE_TYPE,
@@ -115,7 +115,7 @@ pub const CELL_START: Definition = Definition {
         Label { name: "start", values: "`cold`, `warm`" },
     ],
 };
-/// Orders with a warm cell or without.
+/// Hits and misses of warm pools.
 pub const POOL_TAKES: Definition = Definition {
     name: "kiyot_warm_pool_orders",
     kind: Kind::Counter,
@@ -266,12 +266,12 @@ pub const API_CALLS: Definition = Definition {
     help: "Calls of the API of EC2",
     labels: &[OPERATION, OUTCOME_OF_API],
 };
-/// Time of these calls.
+/// Time of calls of a cloud's API.
 pub const API_CALL_DURATION: Definition = Definition {
     name: "kiyot_api_call_time",
     kind: Kind::Counter,
     unit: Some("seconds"),
-    help: "Time that calls of the API of EC2 took in sum",
+    help: "Total time of calls of the API of EC2",
     labels: &[OPERATION, OUTCOME_OF_API],
 };
 /// Calls of the Kubernetes API.
@@ -282,12 +282,12 @@ pub const KUBERNETES_CALLS: Definition = Definition {
     help: "Calls of the Kubernetes API; a watch counts when it begins",
     labels: &[OPERATION_OF_KUBERNETES, OUTCOME_OF_KUBERNETES],
 };
-/// Time of these calls.
+/// Time of calls of the Kubernetes API.
 pub const KUBERNETES_CALL_DURATION: Definition = Definition {
     name: "kiyot_kubernetes_call_time",
     kind: Kind::Counter,
     unit: Some("seconds"),
-    help: "Time that calls of the Kubernetes API took in sum",
+    help: "Total time of calls of the Kubernetes API",
     labels: &[OPERATION_OF_KUBERNETES, OUTCOME_OF_KUBERNETES],
 };
 /// Events of pods that are not reported.
@@ -303,10 +303,10 @@ pub const KUBERNETES_UNAPPLIED_CAPACITY: Definition = Definition {
     name: "kiyot_kubernetes_unapplied_capacity",
     kind: Kind::Gauge,
     unit: None,
-    help: "Figures of the declared capacity of which the Node object has less",
+    help: "Figures of the declared capacity that are higher than in the Node object",
     labels: &[],
 };
-/// The tap of pods for cells.
+/// Stop of further pods for cells.
 pub const KUBERNETES_CELLS_EXHAUSTED: Definition = Definition {
     name: "kiyot_kubernetes_cells_exhausted",
     kind: Kind::Gauge,
@@ -348,8 +348,8 @@ pub const BUDGET_READ_AGE: Definition = Definition {
     name: "kiyot_budget_read_age",
     kind: Kind::Gauge,
     unit: Some("seconds"),
-    help: "Time since all CellBudgets were known as the API server has them, usually under 310; \
-           absent before the first list",
+    help: "Time since all CellBudgets were last known to be current, usually under 310; absent \
+           before the first list",
     labels: &[],
 };
 /// Sweeps of entries.
@@ -360,7 +360,8 @@ pub const BUDGET_SWEEPS: Definition = Definition {
     help: "Entries of deleted nodes in CellBudgets, by what this node did with them",
     labels: &[Label {
         name: "outcome",
-        values: "`swept` for a share that was given back, `removed`, `failed` for a round of looks",
+        values: "`swept` for a share that was given back, `removed` for an entry without a share, \
+                 `failed` for a round of checks",
     }],
 };
 /// Build.

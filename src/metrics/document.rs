@@ -6,8 +6,8 @@ use crate::metrics::{self, Definition, Kind};
 
 const PAGE: &str = "docs/operate.md";
 
-/// Returns the name in queries with the labels, as the page has it: of a histogram without the
-/// suffixes of its samples.
+/// Returns the name in queries with the labels, as on the page. The name of a histogram has no
+/// suffixes of samples.
 fn shown(definition: &Definition) -> String {
     let name = match definition.kind.suffixes() {
         [suffix] => format!("{}{suffix}", definition.family()),

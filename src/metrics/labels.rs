@@ -8,8 +8,8 @@ use std::{
 /// The value of a label that stands for all values beyond the limit.
 pub(super) const OTHER: &str = "other";
 
-/// A bounded set of values of a label. A value that was admitted stays, and a value that was not is
-/// never admitted later, or the sums of counters would shrink.
+/// A bounded set of values of a label. An admitted value stays. A value that was shown as `other`
+/// is never admitted later, because the sums of counters would shrink.
 #[derive(Debug)]
 pub struct StableLabels {
     limit: usize,
@@ -22,7 +22,7 @@ impl StableLabels {
         Self { limit, admitted: Mutex::new(BTreeSet::new()) }
     }
 
-    /// Admits values in order as long as there is room, and returns for each the value to show:
+    /// Admits values in order while there is room. Returns for each value what to show: the value
     /// itself or `other`.
     pub fn admit<'a>(&self, values: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
         let mut admitted = self.admitted.lock().unwrap_or_else(PoisonError::into_inner);

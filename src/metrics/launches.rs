@@ -8,8 +8,8 @@ use std::{
 
 use super::{LAUNCHES, Page, Source, labels::OTHER};
 
-/// Bounds the combinations of labels. Launches of further instance types are counted as `other`,
-/// with the labels that have few values.
+/// Bounds the combinations of labels. Launches of further instance types are counted as `other`
+/// with their other labels, which have few values.
 const MAX_COMBINATIONS: usize = 400;
 
 /// The labels of a launch.
@@ -25,7 +25,7 @@ pub struct LaunchLabels {
     pub outcome: &'static str,
 }
 
-/// Counters of launches. A launch takes long, so that a lock does not matter.
+/// Counters of launches. A launch takes long, so that the cost of a lock does not matter.
 #[derive(Debug, Default)]
 pub struct Launches(Mutex<BTreeMap<LaunchLabels, u64>>);
 

@@ -79,7 +79,7 @@ impl Page<'_> {
             Kind::Histogram => MetricType::Histogram,
             Kind::Info => MetricType::Info,
         };
-        // The library ends the help by a full stop, and counts a family's unit to its name.
+        // The library ends the help with a full stop, and appends the unit to the family's name.
         let encoder = self.encoder.encode_descriptor(
             definition.name,
             definition.help,
@@ -91,12 +91,12 @@ impl Page<'_> {
 }
 
 impl Family<'_> {
-    /// Writes a counter. `values` are those of the labels, in the order of the definition.
+    /// Writes a counter. `values` has the values of the labels, in the order of the definition.
     pub fn counter(&mut self, values: &[&str], value: u64) -> fmt::Result {
         self.sample(values, |encoder| encoder.encode_counter::<NoLabelSet, u64, f64>(&value, None))
     }
 
-    /// Writes a counter that is no whole number.
+    /// Writes a counter that is not a whole number.
     pub fn counter_f64(&mut self, values: &[&str], value: f64) -> fmt::Result {
         self.sample(values, |encoder| encoder.encode_counter::<NoLabelSet, f64, f64>(&value, None))
     }
@@ -106,8 +106,8 @@ impl Family<'_> {
         self.sample(values, |encoder| encoder.encode_gauge(&value))
     }
 
-    /// Writes a histogram: the sum, and each upper bound with the number of values between it and
-    /// the bound before.
+    /// Writes a histogram. Each bucket has an upper bound, and the number of values between the
+    /// previous bound and this bound.
     pub fn histogram(
         &mut self,
         values: &[&str],
@@ -120,7 +120,7 @@ impl Family<'_> {
         })
     }
 
-    /// Writes an information.
+    /// Writes a metric of the kind [`Kind::Info`].
     pub fn info(&mut self, values: &[&str]) -> fmt::Result {
         let labels = self.labels(values);
         self.encoder.encode_info(&labels)

@@ -13,7 +13,7 @@ const UTIME: usize = 14 - 3;
 const STIME: usize = 15 - 3;
 const RSS_PAGES: usize = 24 - 3;
 
-/// The source of the process's metrics. What can't be read is left out.
+/// The source of the process's metrics. Metrics that can't be read are left out.
 #[derive(Debug, Default)]
 pub struct Process;
 
