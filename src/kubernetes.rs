@@ -1,7 +1,7 @@
-//! The Kubernetes API's view of the daemon: gives its cells and events to `kiyot-kubernetes`.
+//! Gives the daemon's cells and events to `kiyot-kubernetes`, for the Kubernetes API.
 //!
-//! Its tasks have a thread of their own, and read what the admin API reads. A failure is logged:
-//! pods need no API server.
+//! The tasks have a thread of their own, and read the same state as the admin API. A failure is
+//! logged: pods need no API server.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -46,18 +46,18 @@ mod node_pods;
 
 use budgets::Shares;
 
-/// Cells that are read at a time, between which other tasks run.
+/// Cells that are read before other tasks run.
 const PART_CELLS: usize = 128;
-/// Cells whose pods are remembered.
+/// Limit of cells whose pods' labels are cached.
 const MAX_REMEMBERED: usize = 4096;
 
-/// Pods of the node itself, beside those in cells: the kubelet's default.
+/// Pods on the node itself, in addition to pods in cells: the kubelet's default limit.
 const NODE_PODS: u64 = 110;
 
 /// Name of the thread.
 const THREAD: &str = "kiyot-kube-api";
 
-/// Counters of calls and events.
+/// Metrics of the tasks.
 #[derive(Debug)]
 pub(crate) struct Counters {
     calls: ApiCalls,
@@ -69,7 +69,6 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Returns counters at 0.
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             calls: ApiCalls::of_kubernetes(),
@@ -174,10 +173,10 @@ fn of_figure(figure: requests::NodeFigure) -> NodeFigure {
 }
 
 impl Kubernetes {
-    /// Starts the tasks; `None` without access, or without a backend that has cells.
+    /// Starts the tasks; `None` without access to the API, or without a backend of cells.
     ///
-    /// They have a thread of their own: a kubeconfig may name a program for credentials, for which
-    /// kube's client blocks its thread.
+    /// The tasks have a thread of their own: a kubeconfig may name a program for credentials, and
+    /// kube's client blocks its thread while the program runs.
     pub(crate) fn start(
         config: &config::Kubernetes,
         milpas: &[Arc<Milpa>],
@@ -249,7 +248,7 @@ async fn serve(
     let source = Arc::new(Cells { milpa, labels: Mutex::default() });
     let _publisher =
         (config.cells || config.events).then(|| Publisher::start(options, source, counters));
-    // Ends with an error, as nothing is ever sent.
+    // Completes with an error when the sender is dropped: nothing is ever sent.
     let _closed = stopped.await;
     drop((declarer, counting));
 }
@@ -257,7 +256,7 @@ async fn serve(
 /// The room of a backend's cells.
 struct CellRoom {
     milpa: Arc<Milpa>,
-    /// Has the figures of what the cells can have.
+    /// Derives figures from the most that the cells can have.
     is_derived: bool,
 }
 
@@ -293,7 +292,7 @@ impl RoomSource for CellRoom {
 /// The cells of a backend.
 struct Cells {
     milpa: Arc<Milpa>,
-    /// The labels of pods by their cells, which are read from the pods' records once.
+    /// Labels of pods, by cell. Each pod's record is read once.
     labels: Mutex<HashMap<String, BTreeMap<String, String>>>,
 }
 

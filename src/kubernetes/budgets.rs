@@ -1,4 +1,4 @@
-//! The cells of a backend as the holder of its node's shares of budgets.
+//! The node's shares of budgets, as a backend's cells hold them.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! The requests of the pods on the node that are not in cells: cells on it leave as much free.
+//! Requests of the node's pods outside cells. Cells on the node leave this amount free.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,11 +8,12 @@ use tokio::time::timeout;
 
 use crate::backends::milpa::Milpa;
 
-/// Period after which the pods are counted anew without a change: the record of a pod that has left
-/// its cell for the node goes later than the pod changes.
+/// Period after which the pods are counted again without a change. When a pod moves from its cell
+/// to the node, its record is removed only after the pod has changed.
 const RECOUNT_PERIOD: Duration = Duration::from_secs(60);
 
-/// Counts the pods at each change, until the informer ends. Changes meanwhile are counted together.
+/// Counts the pods after each change until the informer ends. Changes during a count are counted
+/// together.
 pub(super) async fn count(milpa: Arc<Milpa>, mut counted: Counted) {
     let mut last = None;
     loop {
