@@ -1,5 +1,5 @@
-//! In-memory disk of a cell, as far as plans need it, which refuses whatever a strict agent
-//! refuses. For tests and fuzzing.
+//! In-memory disk of a cell for tests and fuzzing. It has the features that plans need, and refuses
+//! every change that a strict agent refuses.
 
 use std::collections::BTreeMap;
 
@@ -24,12 +24,12 @@ impl Disk {
         Self { entries: tree.entries.clone(), root: Some(tree.root), open: None }
     }
 
-    /// Returns true if the disk is exactly this tree.
+    /// Returns whether the disk is exactly this tree.
     pub(in super::super) fn is(&self, tree: &Tree) -> bool {
         self.root == Some(tree.root) && self.entries == tree.entries && self.open.is_none()
     }
 
-    /// Ends the call that carries the changes early.
+    /// Cuts the call that carries the changes.
     pub(in super::super) fn interrupt(&mut self) {
         self.open = None;
     }
@@ -101,7 +101,7 @@ impl Disk {
         self.entries.insert(path, Entry::File(attributes, content.into()));
     }
 
-    /// Returns true if `..data` leads to a directory.
+    /// Returns whether `..data` leads to a directory.
     pub(in super::super) fn resolves(&self) -> bool {
         let Some(Entry::Link(target)) = self.entries.get(DATA_LINK) else { return false };
         matches!(self.entries.get(target), Some(Entry::Dir(_)))

@@ -1,4 +1,4 @@
-//! Fuzz targets of the files that the provider reads: its own and the node's.
+//! Fuzz targets of the provider's own files and of the node's files that the provider reads.
 
 use std::{
     net::IpAddr,
@@ -15,11 +15,11 @@ use crate::{
     network::{DEVICE, Plan},
 };
 
-/// Reads an instance's files, and those of the node. What can be read comes back as it was from
-/// where it is kept.
+/// Reads an instance's files and the node's files. A value that can be read is the same after it is
+/// written and read again.
 ///
 /// # Panics
-/// If not.
+/// If a property does not hold.
 pub fn files(bytes: &[u8]) {
     kept::<InstanceRecord>(bytes);
     kept::<Plan>(bytes);
@@ -30,16 +30,16 @@ pub fn files(bytes: &[u8]) {
 fn kept<T: Serialize + DeserializeOwned>(bytes: &[u8]) {
     let Ok(read) = serde_json::from_slice::<T>(bytes) else { return };
     let written = |value: &T| {
-        serde_json::to_vec_pretty(value).unwrap_or_else(|error| panic!("it can't be kept: {error}"))
+        serde_json::to_vec_pretty(value).unwrap_or_else(|error| panic!("can't be written: {error}"))
     };
     let first = written(&read);
     let again = serde_json::from_slice::<T>(&first)
-        .unwrap_or_else(|error| panic!("what is kept can't be read: {error}"));
+        .unwrap_or_else(|error| panic!("a written value can't be read: {error}"));
     assert_eq!(String::from_utf8_lossy(&written(&again)), String::from_utf8_lossy(&first));
 }
 
-/// Reads `/proc/self/mountinfo` and lines of `/proc/<pid>/cgroup`. No process is in a cgroup
-/// outside of what is mounted.
+/// Reads `/proc/self/mountinfo` and lines of `/proc/<pid>/cgroup`. The cgroup of each process is in
+/// a mounted hierarchy.
 fn mounts(bytes: &[u8]) {
     let hierarchies = cgroup::parse_hierarchies(bytes);
     for dir in cgroup::container_dirs(&hierarchies, bytes) {
@@ -52,9 +52,9 @@ fn mounts(bytes: &[u8]) {
     }
 }
 
-/// Reads a configuration and what a plugin answers. A configuration comes back as it was from where
-/// it is kept; addresses are some, not many, and those of IPv4 first; subnets are such as
-/// `iptables` takes; a refusal says something.
+/// Reads a configuration and a plugin's answer. A configuration is the same after it is written and
+/// read again. An answer has 1 to 16 addresses, IPv4 first, and subnets that `iptables` accepts. A
+/// refusal has a text.
 fn cni(bytes: &[u8]) {
     for name in ["a.conflist", "a.conf"] {
         let Ok(Some(network)) =
@@ -64,7 +64,7 @@ fn cni(bytes: &[u8]) {
         };
         assert!(!network.name.is_empty() && !network.plugins.is_empty());
         assert!(network.plugins.iter().all(|plugin| !plugin_type(plugin).is_empty()));
-        assert!(network.check().is_err(), "no plugin is anywhere but in the directories");
+        assert!(network.check().is_err(), "a plugin is only found in the directories");
         let again =
             serde_json::to_vec(&network).and_then(|kept| serde_json::from_slice::<Network>(&kept));
         assert_eq!(again.ok().as_ref(), Some(&network));

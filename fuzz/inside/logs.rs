@@ -27,7 +27,7 @@ use crate::backends::milpa::failure::{Code, Failure};
 const CELL_PATH: &str = "logs/c/0.log";
 /// Deadline for expected events, with a paused clock.
 const DEADLINE: Duration = Duration::from_secs(60 * 60);
-/// Most steps of a log, so that each input ends soon.
+/// Limit of the steps of an input, so that each input ends soon.
 const MAX_STEPS: usize = 64;
 
 /// Failure of a read.
@@ -73,7 +73,7 @@ impl Source for FakeLog {
         let fault = self.faults().pop_front();
         let log = self.log();
         let position = usize::try_from(position).unwrap_or(usize::MAX);
-        // No failure leads to a position that never existed.
+        // After any failure the position is in the log.
         let rest = log
             .get(position..)
             .unwrap_or_else(|| panic!("position {position} of {} bytes is read", log.len()));
@@ -116,9 +116,9 @@ struct Scene<'a> {
     base: i64,
     /// Rotated files, and whether each must end with a line end.
     rotated: Vec<(PathBuf, bool)>,
-    /// True if a failed read may have left the log within a line.
+    /// Set if a failed read may have left the log within a line.
     faulty: bool,
-    /// True if the cell reported more than it has, which hides later growth.
+    /// Set if the cell reported a log that is too long, which hides later growth.
     overstated: bool,
 }
 
@@ -216,12 +216,12 @@ impl Scene<'_> {
     }
 }
 
-/// Follows a log while cell, link and kubelet behave as the bytes say, with a runtime for each run
-/// of kiyot, on files in `dir`. The files in order must be the cell's log, and without failures
-/// each of them must end with a line end, so that a reader of the files reads each line once.
+/// Follows a log on files in `dir`, with a runtime for each run of kiyot. The bytes decide how
+/// cell, link and kubelet behave. The files in order must be the cell's log. Without failures each
+/// file must end with a line end, so that a reader of the files reads each line once.
 ///
 /// # Panics
-/// For a violation.
+/// If a property does not hold.
 pub fn log(new_runtime: &dyn Fn() -> Runtime, dir: &Path, bytes: &[u8]) {
     let (Ok(cell), Ok(container)) =
         (CellId::parse("cell-aaaaaaaaaaaa"), ContainerId::parse(&format!("milpa{:a<59}", "")))

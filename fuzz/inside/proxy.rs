@@ -14,12 +14,12 @@ use super::{
 };
 use crate::backends::{Features, Method, cri::UnaryResponse};
 
-/// Merges responses with a list of a decoded backend, and appends a handler to each response as a
-/// status. Each response is received in two parts.
+/// Merges responses with a list of a decoded backend. Then appends a handler to each response that
+/// is a status. Each response is received in two parts.
 ///
 /// # Panics
-/// If a merged list is not one message with the entries of all lists, or if anything but the
-/// handlers of a status changed.
+/// If a merged list is not a single message with the entries of all lists, or if a status changed
+/// apart from its handlers.
 pub fn merge(parts: &[&[u8]], ours: &[u8]) {
     let responses = parts.iter().map(|part| response(part)).collect();
     if let Ok(merged) = merge::lists(responses, vec![Bytes::copy_from_slice(ours)]) {

@@ -8,14 +8,14 @@ use super::{
 /// Parses HTTP heads of streams, and URLs.
 ///
 /// # Panics
-/// For a violation.
+/// If a property does not hold.
 pub fn head(bytes: &[u8]) {
     request(bytes);
     response(bytes);
     url(bytes);
 }
 
-/// Parses a request's head whole and byte by byte, with the same result.
+/// Parses a request's head as a whole and byte by byte. The results must be the same.
 fn request(bytes: &[u8]) {
     let whole = head::request(bytes, 0);
     if let Ok(Some(read)) = &whole {

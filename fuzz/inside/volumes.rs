@@ -32,18 +32,17 @@ pub struct Update {
     pub first: Vec<FileChange>,
     /// Changes from the first copy to the second.
     pub second: Vec<FileChange>,
-    /// Expected entries in the end: path, mode, and a link's target or a file's content; neither
-    /// for a directory.
+    /// Expected entries in the end: path, mode, target of a link, content of a file.
     pub expected: Vec<(String, u32, Option<String>, Option<Bytes>)>,
 }
 
-/// Plans from a tree to a second, and to a third after the second was interrupted, on a disk that
-/// refuses what an agent refuses. If `..data` resolves before and in the end, then it resolves
-/// after every step; in the end the copy is the volume. Whatever a cell's listing contains, no
-/// change leads out of the copy.
+/// Plans changes from a tree to a second tree, interrupts them, and plans changes to a third tree,
+/// on a disk that refuses every change that an agent refuses. In the end the copy is the volume. If
+/// `..data` resolves before and in the end, it resolves after every step. With any listing of a
+/// cell, no change leads out of the copy.
 ///
 /// # Panics
-/// For a violation.
+/// If a property does not hold.
 pub fn volumes(mut bytes: &[u8]) {
     subpaths(bytes);
     let place = CellPath::new(Root::Memory, COPY_PATH);
@@ -82,8 +81,8 @@ pub fn volumes(mut bytes: &[u8]) {
     assert_eq!(CopyState::from_listing(&decoded.listing()), decoded);
 }
 
-/// Returns two trees, and the changes from nothing to the first and on to the second; `None` if no
-/// file system allows their names.
+/// Returns the changes from nothing to a tree and on to a second tree; `None` if no file system
+/// allows the trees' names.
 pub fn update(mut bytes: &[u8]) -> Option<Update> {
     let place = CellPath::new(Root::Pod, COPY_PATH);
     let (old, new) = (tree(&mut bytes), tree(&mut bytes));
@@ -105,11 +104,11 @@ pub fn update(mut bytes: &[u8]) -> Option<Update> {
     Some(Update { first, second, expected: expected.collect() })
 }
 
-/// Resolves subPaths: with any text as mount table, and with the table that the kernel would show
-/// for a bind of `volume/below`, whatever its names are.
+/// Resolves subPaths with any text as the mount table, and with the table that the kernel would
+/// show for a bind of `volume/below` with any names.
 ///
 /// # Panics
-/// If it leads out of the volume, or elsewhere than it was bound.
+/// If a path leads out of the volume, or not to the bound directory.
 fn subpaths(bytes: &[u8]) {
     let (volume, sub_path) =
         (Path::new("/pods/u/volumes/p/v"), Path::new("/pods/u/volume-subpaths/v/app/0"));
@@ -148,8 +147,8 @@ fn assert_within(change: &FileChange, place: &CellPath) {
     );
 }
 
-/// Returns true if a tree is as the kubelet's writer leaves it: only the directory behind `..data`,
-/// and links.
+/// Returns whether a tree is as the kubelet's writer leaves it: links, and only the directory
+/// behind `..data`.
 fn is_atomic(tree: &Tree) -> bool {
     let Some(Entry::Link(data)) = tree.entries.get(DATA_LINK) else { return false };
     data.starts_with("..")

@@ -14,13 +14,13 @@ use kiyot_proto::cell::{
 use prost::Message;
 use tempfile::TempDir;
 
-/// Changes of an input, so that each input ends soon.
+/// Limit of the changes of an input, so that each input ends soon.
 const CHANGES: usize = 32;
 /// Prefix of unfinished files.
 const UNFINISHED: &str = ".kiyot-unfinished-";
 
-/// The agent's two directories, and a third that a link in the first leads to but no change may
-/// reach.
+/// The agent's two directories, and a third directory outside. A link in the first directory leads
+/// to the third, but no change may reach it.
 struct Bench {
     temp: TempDir,
     files: Files,
@@ -86,16 +86,16 @@ impl Bench {
                 assert_eq!(fs::read_link(&at).ok(), Some(PathBuf::from(target)))
             }
             Some(Change::Remove(true)) => {
-                assert!(fs::symlink_metadata(&at).is_err(), "{path:?} is still there")
+                assert!(fs::symlink_metadata(&at).is_err(), "{path:?} still exists")
             }
             Some(Change::RenameTo(to)) => {
-                assert!(fs::symlink_metadata(self.path(root, &to)).is_ok(), "{to:?} is not there")
+                assert!(fs::symlink_metadata(self.path(root, &to)).is_ok(), "{to:?} is absent")
             }
             _ => {}
         }
     }
 
-    /// Checks that nothing outside is changed, and nothing unfinished is left.
+    /// Checks that nothing outside has changed and no unfinished file is left.
     fn check(mut self, named: bool) {
         self.writing = None;
         let outside = self.temp.path().join("outside");
@@ -129,7 +129,7 @@ fn nothing_unfinished(dir: &Path) {
     }
 }
 
-/// Selects changes that need a directory alone.
+/// Returns whether a change needs no mount.
 fn is_plain(change: &FileChange) -> bool {
     !matches!(change.change, Some(Change::MountTmpfs(_) | Change::Bind(_)))
 }

@@ -1,5 +1,5 @@
-//! Everything that kiyot parses from others, as functions of arbitrary bytes that panic if a
-//! property does not hold. `fuzz_targets/` has a target for each.
+//! Functions of arbitrary bytes for everything that kiyot parses from others. They panic if a
+//! property does not hold. `fuzz_targets/` has a target for each function.
 
 #[cfg(not(debug_assertions))]
 compile_error!(
@@ -70,7 +70,7 @@ pub const TARGETS: [(&str, Target); 19] = [
     ("files", files),
 ];
 
-/// Peeks at a `RunPodSandboxRequest`, and compares with prost where that decodes it.
+/// Peeks at a `RunPodSandboxRequest`, and compares the result with prost's if prost decodes it.
 pub fn peek(data: &[u8]) {
     let pod = peek::Pod::run(data);
     let peeked =
@@ -81,8 +81,8 @@ pub fn peek(data: &[u8]) {
     let Ok(read) = cri::RunPodSandboxRequest::decode(data) else { return };
     let config = read.config.unwrap_or_default();
     let metadata = config.metadata.unwrap_or_default();
-    // prost takes an entry of a map for length-delimited whatever its wire type says; Go and peek
-    // skip it.
+    // prost reads an entry of a map as length-delimited even if its wire type differs; Go and peek
+    // skip such an entry.
     let of_map =
         |(number, value)| matches!(number, 6 | 7) && !matches!(value, peek::Value::Bytes(_));
     let mut odd = false;
@@ -185,7 +185,7 @@ pub fn annotations(data: &[u8]) {
     let unknown = annotations::unknown_keys(pairs());
     let shown = annotations::shown_keys(&unknown);
     assert!(!shown.contains(char::is_control) && shown.chars().count() < 10_000);
-    // An unknown key is ignored, a misspelt one refused.
+    // An unknown key is ignored, a misspelt key refused.
     for key in unknown {
         assert_eq!(annotations::parse([(&key.to_owned(), &String::new())]), Ok(Default::default()));
     }
@@ -250,7 +250,8 @@ pub fn product(data: &[u8]) {
     }
 }
 
-/// Decodes and applies an agent's reports. A decodable message can be sized before.
+/// Decodes and applies an agent's reports. The check of bounds accepts the form of each message
+/// that can be decoded.
 pub fn events(data: &[u8]) {
     let checked = cell::FromCell::SHAPE.check(data);
     if cell::FromCell::decode(data).is_ok() {
@@ -265,7 +266,7 @@ pub fn log(data: &[u8]) {
     logs::fuzzing::log(&life, dir.path(), data);
 }
 
-/// Returns a runtime for a life of the daemon, with a paused clock where possible.
+/// Returns a runtime for a run of the daemon, with a paused clock where possible.
 fn life() -> Runtime {
     let mut builder = Builder::new_current_thread();
     builder.enable_all();
@@ -281,16 +282,16 @@ pub fn netns(data: &[u8]) {
     match CellFile::parse(Path::new("cell.json"), data) {
         Ok(file) => {
             let kept = serde_json::to_vec_pretty(&file)
-                .unwrap_or_else(|error| panic!("it can't be kept: {error}"));
+                .unwrap_or_else(|error| panic!("can't be written: {error}"));
             assert_eq!(CellFile::parse(Path::new("cell.json"), &kept).ok(), Some(file));
         }
-        // The file may have a token.
+        // The error does not quote the file, which may have a token.
         Err(error) => assert!(format!("{error} {error:?}").len() < 300),
     }
 }
 
-/// Reads lines of `/proc/self/mountinfo` as the kernel would write them, of mounts whose roots and
-/// points stand between the bytes 0.
+/// Reads lines of `/proc/self/mountinfo` as the kernel would write them. Bytes 0 separate the roots
+/// and points of the mounts in `data`.
 fn mounts(data: &[u8]) {
     let mut text = Vec::new();
     let mut expected = Vec::new();
@@ -313,8 +314,8 @@ fn mounts(data: &[u8]) {
     assert_eq!(mountinfo::parse(&text), expected);
 }
 
-/// Escapes a path like the kernel (`seq_path`, with blanks, line ends, backslashes and, lately, `#`
-/// as three octal digits).
+/// Escapes a path like `seq_path` of the kernel: blanks, line ends, backslashes and, in recent
+/// kernels, `#` become three octal digits.
 fn escape(path: &[u8], text: &mut Vec<u8>) {
     for byte in path {
         match byte {
@@ -324,7 +325,7 @@ fn escape(path: &[u8], text: &mut Vec<u8>) {
     }
 }
 
-/// Changes files in a cell: arbitrary or planned changes, by the first byte.
+/// Changes files in a cell. The first byte selects arbitrary or planned changes.
 pub fn files(data: &[u8]) {
     match data.split_first() {
         Some((kind, rest)) if kind.is_multiple_of(2) => disk::changes(rest),

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use kiyot_proto::{cell, cri};
 use prost::Message;
 
-/// Returns the seeds of a target; none for an unknown target.
+/// Returns the seeds of a target; empty for an unknown target.
 pub fn of(target: &str) -> Vec<Vec<u8>> {
     match target {
         "peek" => vec![
@@ -37,8 +37,8 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
               \xff\xf8\xf8\x05\xf8\x0e\x00\x00\x08\x00\x00\x00\x00\x00\x00\x00\x00".to_vec(),
         ]
         }
-        // SETTINGS, a request in HEADERS and DATA that is read and answered, and its end; then two
-        // requests, one refused its window, one cancelled, and a graceful shutdown.
+        // SETTINGS, a request in HEADERS and DATA that is read and answered, and its end. Then a
+        // request without a window, a cancelled request, and a graceful shutdown.
         "kubelet" => {
             vec![
             b"\x0b\x00\x00\x06\x00\x04\x00\x01\x00\x00\x0a\x04\x01\x03\x83\x86\x84\x09\x01\x01\
@@ -264,10 +264,10 @@ fn answers() -> Vec<Vec<u8>> {
     };
     vec![
         [create(0, "a"), create(0, "b"), create(1, "c"), say(0), say(1)].concat(),
-        // A name of the other cell, and a malformed one.
+        // A name of the other cell, and a malformed name.
         [create(0, "a"), create(1, "a"), say(0), vec![2 | 1 << 3], say(0), create(0, ""), say(1)]
             .concat(),
-        // A container removed and made again, while the other cell reports what is not its own.
+        // A container is removed and created again, while the other cell reports on it.
         [create(0, "a"), say(1), say(0), vec![2], create(0, "a"), say(0)].concat(),
     ]
 }
@@ -289,7 +289,7 @@ fn log() -> Vec<Vec<u8>> {
         [vec![1], lines.clone(), vec![3, 4, 3], lines.clone()].concat(),
         [vec![40], lines.clone(), vec![6, 0, 2, 6, 2, 3], lines.clone(), vec![6, 3, 2, 6, 4, 5, 2]]
             .concat(),
-        // The end of a line arrives while a read ends within it, and the kubelet rotates.
+        // A read ends within a line, the rest of the line arrives, and the kubelet rotates.
         [
             vec![9],
             vec![1, 3],
@@ -303,7 +303,7 @@ fn log() -> Vec<Vec<u8>> {
             vec![3, 2],
         ]
         .concat(),
-        // A daemon is killed within a line, and the kubelet rotates at once.
+        // The daemon is killed within a line, and the kubelet rotates at once.
         [vec![1], vec![0, 3], b"one".to_vec(), vec![0, 3], b"two".to_vec(), vec![3, 4, 3, 2]]
             .concat(),
         [

@@ -30,9 +30,9 @@ fn trailers(number: usize) -> HeaderMap {
         .collect()
 }
 
-/// Interprets bytes as a script: a kubelet sends arbitrary and likely frames, and its requests are
-/// read, answered, reset and dropped. The output must follow HTTP/2, and streams and buffers must
-/// keep their bounds.
+/// Interprets bytes as a script: a kubelet sends arbitrary and likely frames, and the server reads,
+/// answers, resets and drops its requests. The output must follow HTTP/2, and streams and buffers
+/// must keep their bounds.
 ///
 /// # Panics
 /// If the output violates HTTP/2, or a stream or buffer exceeds its bound.
