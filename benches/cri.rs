@@ -28,7 +28,7 @@ mod cri {
     pub(crate) mod volumes;
 }
 
-/// The parts of a build: those of EC2 need its SDK.
+/// Parts that run by default. The parts of EC2 need its SDK.
 const DEFAULT_PARTS: &str = if cfg!(feature = "ec2") {
     "placement,calls,operator,cells,batches,logs,streams,busy,volumes,density,vms,instances,\
      ec2-density"
@@ -46,7 +46,7 @@ struct Options {
         default_value = DEFAULT_PARTS
     )]
     parts: Vec<Part>,
-    /// Rounds of the measurements of calls, beside an operator too, of batches, logs and streams.
+    /// Rounds of the parts `calls`, `operator`, `batches`, `logs` and `streams`.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Calls of a measurement.
@@ -93,10 +93,10 @@ struct Options {
     /// Cells of the parts `density` and `ec2-density`.
     #[arg(long, alias = "crowd", default_value_t = 1000)]
     density: usize,
-    /// Lists of a measurement of these parts.
+    /// Lists of a measurement of the parts `density` and `ec2-density`.
     #[arg(long, default_value_t = 400)]
     lists: usize,
-    /// Runs this process as the agents of so many cells in these directories.
+    /// Runs this process as the agents of this many cells in these directories.
     #[arg(long, hide = true, requires_all = ["agents_spool", "agents_cells"])]
     agents: Option<usize>,
     #[arg(long, hide = true)]

@@ -18,7 +18,7 @@ pub(crate) struct Batches {
     pub(crate) together: usize,
     /// Short pods in all.
     pub(crate) short: usize,
-    /// Rounds, of which each has a batch on the node and one in cells.
+    /// Rounds. Each has a batch on the node and a batch in cells.
     pub(crate) rounds: usize,
 }
 
@@ -47,7 +47,7 @@ pub(crate) async fn measure(node: &Node, program: &Path, batches: Batches) {
                     start(&kubelet, pods, at_a_time).await
                 };
                 seconds.push(took);
-                // The next batch has the machine for itself.
+                // The next batch has the machine to itself.
                 wait_until("all cells have ended", LIMIT, async || {
                     kiyot.cells().is_empty().then_some(())
                 })

@@ -14,8 +14,8 @@ use rustix::process::{Pid, Signal, kill_process_group};
 pub(crate) struct Beside(Vec<Child>);
 
 impl Beside {
-    /// Starts shell scripts, for which `milpactl` stands for the program of this build with the
-    /// daemon's socket.
+    /// Starts shell scripts. In them `milpactl` is the program of this build, with the daemon's
+    /// socket.
     pub(crate) fn start(scripts: &[&str], kiyot: &Kiyot<'_>, program: &Path) -> Self {
         let milpactl = program.with_file_name("milpactl");
         assert!(milpactl.exists(), "{} is missing", milpactl.display());

@@ -17,8 +17,8 @@ use super::{
 /// Numbers of concurrent callers on a connection.
 pub(crate) const CALLERS: [usize; 2] = [1, 16];
 
-/// Pairs of forwarders that are compared round by round: the daemon with that without metrics, and
-/// with another build.
+/// Pairs of forwarders that are compared round by round: the daemon with and without metrics, and
+/// this build and another build.
 const PAIRS: [[&str; 2]; 2] = [["kiyot", "metrics-off"], ["kiyot", "baseline"]];
 
 /// Times of one call through one forwarder.

@@ -45,7 +45,7 @@ impl Client {
         Some(Self(sender))
     }
 
-    /// Makes a call and reads the whole response. Returns `None` if the call fails.
+    /// Makes a call, and reads the whole response. Returns `None` if the call fails.
     pub(crate) async fn call(&mut self, call: &Call) -> Option<()> {
         let request =
             Request::post(format!("http://localhost/runtime.v1.RuntimeService/{}", call.name))

@@ -3,7 +3,8 @@
 use futures::{StreamExt, stream};
 use kiyot_testkit::Kubelet;
 
-/// Does the same with each pod, with so many at a time, which begin in their order.
+/// Runs an action for each pod, at most `at_a_time` concurrently. Actions begin in the order of the
+/// pods.
 pub(crate) async fn each<P, R, F>(
     kubelet: &Kubelet,
     pods: impl IntoIterator<Item = P>,

@@ -1,5 +1,5 @@
 //! Cost of many cells: the lists that a kubelet requests each second, and the daemon's memory. The
-//! cells are recorded, enrolled and connected as all cells, but nothing runs in them: their program
+//! cells are recorded, enrolled and connected like any cell, but no pod runs in them: their program
 //! creates a file in a spool directory and waits, and other processes ([`agents`]) connect for
 //! them.
 
@@ -47,7 +47,7 @@ pub(crate) async fn measure(node: &Node, world: World, cells: usize, times: usiz
     let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
     let files = Some(maximum.map_or(MAX_OPEN_FILES, |maximum| maximum.min(MAX_OPEN_FILES)));
     rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files, maximum }).unwrap();
-    // Another build, which was measured before, has left its cells: a daemon would end them all.
+    // A build that was measured before may have left its cells: the daemon would end them all.
     let _absent = fs::remove_dir_all(node.directory().join(NAME));
     let options = KiyotOptions {
         name: NAME,
@@ -113,15 +113,15 @@ pub(crate) async fn measure(node: &Node, world: World, cells: usize, times: usiz
     );
 }
 
-/// Cells without programs: where they come from, and where their agents find them.
+/// Cells without programs, and the files by which their agents find them.
 #[derive(Debug)]
 pub(crate) struct World {
     options: KiyotOptions,
-    /// A file for each cell whose agent has to be started.
+    /// Directory with a file for each cell whose agent has to be started.
     spool: PathBuf,
-    /// Directories of cells with their boot data; `None` for those of the daemon.
+    /// Directory with a directory for each cell's boot data; `None` for the daemon's own directory.
     boot_data: Option<PathBuf>,
-    /// The instances, whose user data is given to the agents.
+    /// The instances. The agents get their user data.
     _instances: Option<Instances>,
 }
 
@@ -164,8 +164,8 @@ impl World {
         Self { options, spool, boot_data: None, _instances: None }
     }
 
-    /// Takes instances of a cloud that boot nothing. Their agents have the address of this host,
-    /// as those behind a forwarder.
+    /// Uses instances of a cloud that boot nothing. Their agents have the address of this host,
+    /// like agents behind a forwarder.
     pub(crate) async fn of_ec2(node: &Node, program: &Path) -> Self {
         let dir = directory(node);
         let (spool, boot_data) = (dir.join("spool"), dir.join("boot"));
@@ -184,7 +184,7 @@ impl World {
 /// Returns an empty directory for the files of this part.
 fn directory(node: &Node) -> PathBuf {
     let dir = node.directory().join("density-setup");
-    // Of another build, which was measured before.
+    // A build that was measured before may have left the directory.
     let _absent = fs::remove_dir_all(&dir);
     dir
 }

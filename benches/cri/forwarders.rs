@@ -20,7 +20,7 @@ pub(crate) enum Kind {
     Kiyot,
     /// The daemon without metrics.
     MetricsOff,
-    /// Another build of it, see `--baseline`.
+    /// Another build of the daemon, see `--baseline`.
     #[value(skip)]
     Baseline,
     /// nginx with `grpc_pass`, one worker.
@@ -102,7 +102,7 @@ pub(crate) async fn start<'a>(
             Kind::Kiyot => kiyot(node, "kiyot", own, Some("127.0.0.1:0")).await,
             Kind::MetricsOff => kiyot(node, "metrics-off", own, Some("off")).await,
             Kind::Baseline => match baseline {
-                // It may know no metrics.
+                // The other build may not know the metrics' configuration.
                 Some(program) => kiyot(node, "baseline", program, None).await,
                 None => continue,
             },

@@ -15,7 +15,7 @@ use super::{concurrent::each, density::worst};
 
 /// Steps of a start, as `crictl inspectp` shows them.
 const STEPS: [&str; 4] = ["enrolledMs", "boundMs", "imageReadyMs", "firstContainerMs"];
-/// Step from which times count: the instance is there, and boots.
+/// Step from which times count: the instance exists and boots.
 const LAUNCHED: &str = "launchedMs";
 /// Time in which all pods have started or ended.
 const TOGETHER_LIMIT: Duration = Duration::from_secs(900);

@@ -11,9 +11,9 @@ use super::{
     ratios::Ratios,
 };
 
-/// The programs that run beside the calls; `milpactl` stands for the program with its socket. The
-/// last two are controls: starts of the program with a call that costs the daemon next to nothing,
-/// and a program that has no part in kiyot, which show what any program takes away from the calls.
+/// The programs that run beside the calls; `milpactl` is the program with its socket. The last two
+/// are controls: starts of the program with a call that costs the daemon almost nothing, and a
+/// program unrelated to kiyot. They show how much any program slows the calls down.
 const BESIDE: [(&str, &[&str]); 5] = [
     ("nothing", &[]),
     ("`get pods --watch`", &["exec milpactl get pods --watch"]),

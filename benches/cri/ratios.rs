@@ -1,4 +1,4 @@
-//! Ratios of two rows that are measured in turns: what slows a round down slows both.
+//! Ratios of two rows that are measured in turns: a slow round slows both rows.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use std::fmt;
 pub(crate) struct Ratios(Vec<f64>);
 
 impl Ratios {
-    /// Divides the values of a row's rounds by those of another row in the same rounds.
+    /// Divides the value of each round of a row by the value of the same round of another row.
     pub(crate) fn of(row: &[f64], other: &[f64]) -> Self {
         let mut ratios: Vec<f64> = row.iter().zip(other).map(|(row, other)| row / other).collect();
         ratios.sort_unstable_by(f64::total_cmp);

@@ -16,7 +16,7 @@ const POLL_PERIOD: Duration = Duration::from_millis(1);
 /// Sizes of the warm pool.
 const NOT_WARM: &str = "count = 0";
 const WARM: &str = "count = 1";
-/// Log line of a cell of the pool that is prepared.
+/// Log line of a prepared cell of the pool.
 pub(crate) const IS_WARM: &str = "warm cell is prepared";
 
 /// Place of a pod.
@@ -27,7 +27,7 @@ enum Place {
     WarmCell,
 }
 
-/// Times of one start, from the call of RunPodSandbox on.
+/// Times of a start since the call of RunPodSandbox.
 #[derive(Debug, Clone, Copy)]
 struct Start {
     sandbox: Duration,
@@ -81,7 +81,7 @@ pub(crate) async fn measure(node: &Node, program: &Path, provider: Provider, tim
         }
         print(name, &starts);
     }
-    // A cell that boots now would still be there when the daemon stops.
+    // A cell that boots now would still exist when the daemon stops.
     kiyot.reload(WARM, NOT_WARM).await;
     wait_until("the pool is empty", LIMIT, async || kiyot.cells().is_empty().then_some(())).await;
 }

@@ -1,4 +1,4 @@
-//! Memory of idle virtual machines on the node: those of a warm pool, before any pod.
+//! Memory of the idle virtual machines of a warm pool on the node, before any pod.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -44,7 +44,7 @@ pub(crate) async fn measure(node: &Node, program: &Path, count: usize) {
     .await;
 }
 
-/// Returns the mean memory of processes: their own, and their share of what they share.
+/// Returns the mean memory of processes: private memory, and their part of shared memory.
 fn mean_mib(pids: &[String]) -> f64 {
     let kib: u64 = pids.iter().filter_map(|pid| proportional_kib(pid)).sum();
     kib as f64 / 1024.0 / pids.len().max(1) as f64
@@ -56,7 +56,7 @@ fn proportional_kib(pid: &str) -> Option<u64> {
     pss.split_whitespace().next()?.parse().ok()
 }
 
-/// Returns the size of the guest, by the command line of its QEMU.
+/// Returns the memory of the guest in MiB, from the command line of its QEMU.
 fn guest_mib(pid: &str) -> Option<String> {
     let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
     line.split('\0').skip_while(|argument| *argument != "-m").nth(1).map(str::to_owned)

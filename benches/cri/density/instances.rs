@@ -7,7 +7,7 @@ use kiyot_link::bootstrap::CellFile;
 use kiyot_testcloud::Cloud;
 use tokio::{task::JoinHandle, time::sleep};
 
-/// Period of the looks at the instances.
+/// Period of the scans for new instances.
 const LOOK_PERIOD: Duration = Duration::from_millis(200);
 
 /// The instances of a cloud. Dropping them ends the cloud.
@@ -15,8 +15,8 @@ const LOOK_PERIOD: Duration = Duration::from_millis(200);
 pub(super) struct Instances(JoinHandle<()>);
 
 impl Instances {
-    /// Writes the boot data of each new instance to a directory of its cell, and then the cell's
-    /// file in the spool directory.
+    /// Writes the boot data of each new instance to the directory of its cell, and then creates the
+    /// cell's file in the spool directory.
     pub(super) fn start(cloud: Cloud, spool: PathBuf, boot_data: PathBuf) -> Self {
         Self(tokio::spawn(async move {
             let mut seen = BTreeSet::new();

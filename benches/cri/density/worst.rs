@@ -1,4 +1,4 @@
-//! The daemon's greatest memory while that which takes most of it goes on at once. The unit's
+//! The daemon's peak memory while the work that takes the most memory runs concurrently. The unit's
 //! `MemoryMax` is twice the sum of both parts (docs/operate.md).
 
 use std::{fs, path::Path, time::Duration};
@@ -9,17 +9,17 @@ use tokio::time::sleep;
 use super::Memory;
 use crate::cri::{beside::Beside, concurrent::each};
 
-/// Time of plans and bundles.
+/// Time for which plans and bundles are made.
 const MEASURED_TIME: Duration = Duration::from_secs(60);
 /// Bytes of a manifest, a little less than the admin API takes.
 const MANIFEST_BYTES: usize = (1 << 20) - 4096;
 /// Operators with a support bundle each.
 const BUNDLES: usize = 4;
-/// Image copies, as many as go on at once, and others that wait.
+/// Image copies: as many as run concurrently, and others that wait.
 const COPIES: usize = 6;
 const LAYER_BYTES: usize = 192 << 20;
 
-/// Returns the MiB at most beside plans and support bundles in loops.
+/// Returns the peak in MiB while loops make plans and support bundles.
 pub(super) async fn of_operators(kiyot: &Kiyot<'_>, program: &Path) -> f64 {
     let dir = tempfile::tempdir().unwrap();
     let plans = manifests().into_iter().enumerate().map(|(at, text)| {
@@ -38,8 +38,8 @@ pub(super) async fn of_operators(kiyot: &Kiyot<'_>, program: &Path) -> f64 {
     Memory::of(0, kiyot.pid()).peak
 }
 
-/// Prints the MiB before and at most while pods in cells without the node's layers start with
-/// large images of their own.
+/// Prints the memory in MiB before, and the peak while pods start in cells. Each pod has a large
+/// image of its own, and the cells lack the node's layers.
 pub(crate) async fn of_copies(node: &Node, kiyot: &Kiyot<'_>, kubelet: &Kubelet) {
     let name = |at: usize| format!("kiyot.test/large-{at}:1");
     for at in 0..COPIES {
@@ -66,7 +66,7 @@ pub(crate) async fn of_copies(node: &Node, kiyot: &Kiyot<'_>, kubelet: &Kubelet)
     .await;
 }
 
-/// Manifests whose plans take the most, by the test of promise M12.
+/// Manifests whose plans take the most memory, by the test of promise M12.
 fn manifests() -> [String; 3] {
     let pod = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p""#;
     let filled = |before: String, item: &dyn Fn(usize) -> String, after: &str| {
@@ -96,7 +96,7 @@ fn manifests() -> [String; 3] {
     ]
 }
 
-/// Makes the kernel forget the daemon's greatest memory so far.
+/// Resets the daemon's peak memory in the kernel.
 fn forget_peak(kiyot: &Kiyot<'_>) {
     fs::write(format!("/proc/{}/clear_refs", kiyot.pid()), "5").unwrap();
 }
