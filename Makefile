@@ -4,7 +4,7 @@ export CARGO_INCREMENTAL ?= 0
 export CARGO_TERM_COLOR ?= never
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
-# src/main.rs has the commit, so that another commit links the daemon again and compiles no library.
+# src/main.rs has the commit, so that a new commit links the daemon again but recompiles no library.
 ifndef KIYOT_GIT_COMMIT
 KIYOT_GIT_COMMIT := $(shell scripts/git-commit)
 endif
