@@ -1,10 +1,10 @@
-//! The kubelet of the demo, which also runs static pods while the shell does.
+//! The kubelet of the demo. It also runs static pods while the shell runs.
 
 use std::time::Duration;
 
 use kiyot_testkit::{Kubelet, LIMIT, Node, Pod, RunningPod, kubelet::StaticPods, wait_until};
 
-/// The pause between two looks at the directory of static pods.
+/// Pause between two scans of the directory of static pods.
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
 
 /// A running pod of the demo.
@@ -71,7 +71,7 @@ impl DemoKubelet {
             .stdout
     }
 
-    /// Runs the static pods of the node's directory until `work` has ended, and ends them.
+    /// Runs the static pods of the node's directory until `work` has ended, and then ends the pods.
     pub(crate) async fn with_static_pods<T>(
         &self,
         node: &Node,

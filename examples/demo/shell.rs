@@ -7,9 +7,9 @@ use tokio::process::Command;
 
 /// Address of the metrics, in the demo's own network namespace.
 pub(crate) const METRICS: &str = "127.0.0.1:9440";
-/// A warm pool, of which `milpactl pool` shows something.
+/// Warm pool that `milpactl pool` shows.
 pub(crate) const WARM_POOL: &str = "[[backends.milpa.warm]]\ncount = 1\n";
-/// The event of the daemon's log with which a cell waits in its pool.
+/// Log message of a cell that waits in its pool.
 pub(crate) const IS_WARM: &str = "cell waits in its warm pool";
 
 /// Runs the user's shell until it ends, with the daemon's milpactl and kiyot in its PATH, in the
