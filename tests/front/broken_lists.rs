@@ -12,7 +12,7 @@ use crate::{
     lists::{LISTS, list, setup},
 };
 
-/// Ends of a response that make it no list.
+/// Ends of a response that make it invalid.
 const ENDS: [&str; 11] = [
     "a reset before its message",
     "a reset in its message",

@@ -1,4 +1,4 @@
-//! Compressed messages: forwarded, or refused by methods whose message has to be read.
+//! Compressed messages. They are forwarded, or refused by methods that have to read the message.
 
 use kiyot::backends::Method;
 use tonic::Code;
@@ -21,7 +21,7 @@ async fn compressed_request_is_forwarded_to_the_node_or_refused() {
         assert_eq!(
             read_all(&mut call.body).await.unwrap(),
             compressed(b"squeezed"),
-            "as it was sent"
+            "the request is unchanged"
         );
         assert_eq!(call.head.headers["grpc-encoding"], "gzip");
         call.answer(b"fine").await;

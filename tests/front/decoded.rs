@@ -169,7 +169,8 @@ async fn backend_gets_the_remaining_deadline() {
     assert_eq!(caller.call(Method::ExecSync, &id("milpa-deadline")).await.ok(), b"");
 }
 
-/// Returns a request of each method that can be for a pod of the backend, which hangs on it.
+/// Returns a request of each method that can be for a pod of the backend. The backend does not
+/// answer them.
 fn unanswered() -> Vec<(Method, Vec<u8>)> {
     use kiyot::proxy::methods::{Route, route};
     let hangs = || HANGS.to_owned();
@@ -245,7 +246,7 @@ async fn decoded_call_ends_with_its_deadline_and_its_caller() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn panic_of_a_call_ends_that_call_alone() {
+async fn panic_of_a_call_ends_only_that_call() {
     let server = Setup::default().start();
     let caller = server.caller().await;
     assert_eq!(
@@ -376,7 +377,7 @@ async fn id_that_a_cell_reported_names_no_image_of_the_node_for_another_pod() {
         let report = has(id).encode_to_vec();
         server.cells.images.lock().unwrap().insert(reference.into(), report);
     }
-    // The node has an image with this id alone.
+    // The node has only an image with the id `node's`.
     let _runtime = FakeRuntime::listen(&server.containerd(), move |mut call| async move {
         let body = crate::fake_runtime::read_all(&mut call.body).await.unwrap();
         let request = cri::ImageStatusRequest::decode(&body[5..]).unwrap();

@@ -104,8 +104,8 @@ async fn events_of_all_backends_are_merged_in_whole_messages() {
     let (response, _stream) = open(&caller).await;
     let (mut call, mut other) =
         (soon(calls.recv()).await.unwrap(), soon(second.recv()).await.unwrap());
-    // An event of a cell waits for no runtime's metadata: containerd sends them with its first
-    // event.
+    // An event of a cell does not wait for the metadata of a runtime: containerd sends its metadata
+    // with its first event.
     tell(&server, Ok(event("milpa1")));
     let (head, mut body) = soon(response).await.unwrap().into_parts();
     assert_eq!(
@@ -115,7 +115,8 @@ async fn events_of_all_backends_are_merged_in_whole_messages() {
     let mut buffer = Vec::new();
     assert_eq!(next(&mut body, &mut buffer).await, event("milpa1"));
 
-    // Half of an event of the node, with fields of a later CRI. Events of others arrive meanwhile.
+    // Half of an event of the node, with fields of a later CRI. Events of other backends arrive
+    // meanwhile.
     let unknown = [event("node1"), b"\xfa\x3f\x05later\xf8\x7f\x01".to_vec()].concat();
     let framed = Bytes::from([frame(&unknown), frame(&event("node2"))].concat());
     let (mut node, mut of_other) = (begun(&mut call).await, begun(&mut other).await);
@@ -136,7 +137,7 @@ async fn events_of_all_backends_are_merged_in_whole_messages() {
     assert!(buffer.is_empty());
 }
 
-/// A kubelet reads events without an end of its own.
+/// A kubelet never ends its event stream.
 ///
 /// Verifies F14.
 #[tokio::test(flavor = "multi_thread")]
@@ -149,7 +150,7 @@ async fn drain_does_not_wait_for_event_streams() {
     let body = soon(response).await.unwrap().into_body();
     let (not_begun, _stream) = open(&caller).await;
     let _second = soon(calls.recv()).await.unwrap();
-    assert!(server.running.drain.drain(LONG).await, "nothing was cut");
+    assert!(server.running.drain.drain(LONG).await, "all calls ended in time");
     for trailers in [end(body).await, soon(not_begun).await.unwrap().into_parts().0.headers] {
         let status = Status::from_header_map(&trailers).unwrap();
         assert_eq!(
@@ -176,7 +177,7 @@ async fn head_of_a_runtime_begins_the_event_stream() {
 ///
 /// Verifies F8.
 #[tokio::test(flavor = "multi_thread")]
-async fn event_stream_fails_if_a_runtime_has_none() {
+async fn event_stream_fails_if_a_runtime_does_not_support_events() {
     for without in ["containerd", "second"] {
         let server = Setup { runtimes: &["containerd", "second"], ..Setup::default() }.start();
         let caller = server.caller().await;
@@ -265,7 +266,7 @@ async fn event_stream_ends_with_the_first_part_that_ends() {
         assert_eq!(
             soon(std::future::poll_fn(|cx| node.poll_reset(cx))).await.unwrap(),
             Reason::CANCEL,
-            "the runtime's stream ends with it"
+            "the runtime's stream has ended"
         );
 
         let (_node, mut body, _stream) = begin(&mut calls).await;
@@ -312,7 +313,7 @@ async fn reader_that_leaves_events_unread_is_reset() {
     let error = soon(async {
         loop {
             // No WINDOW_UPDATE is sent for received data.
-            if let Err(error) = body.data().await.expect("it ends with an error") {
+            if let Err(error) = body.data().await.expect("the stream ends with an error") {
                 return error;
             }
         }
@@ -320,7 +321,7 @@ async fn reader_that_leaves_events_unread_is_reset() {
     .await;
     assert_eq!(error.reason(), Some(Reason::CANCEL));
     assert_eq!(soon(std::future::poll_fn(|cx| node.poll_reset(cx))).await.unwrap(), Reason::CANCEL);
-    // A reader in time stays, however little it reads.
+    // A reader that reads in time stays, even if it reads little.
     let (response, _stream) = open(&caller).await;
     let _node = begun(&mut soon(calls.recv()).await.unwrap()).await;
     let mut body = soon(response).await.unwrap().into_body();

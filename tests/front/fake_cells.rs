@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Status;
 
-/// A call with this text anywhere is not answered.
+/// Text of calls that are not answered.
 pub(crate) const HANGS: &str = "milpa-hang";
 
 type Snapshot = Result<Vec<u8>, (tonic::Code, String)>;
@@ -29,7 +29,7 @@ type Snapshot = Result<Vec<u8>, (tonic::Code, String)>;
 pub(crate) struct FakeCells {
     /// Responses from memory, and parts of lists.
     pub(crate) snapshots: Mutex<HashMap<Method, Snapshot>>,
-    /// Number of calls that were or are inside [`DecodedBackend::snapshot`].
+    /// Number of calls that have entered [`DecodedBackend::snapshot`].
     pub(crate) in_snapshot: AtomicUsize,
     /// Number of hanging calls.
     pub(crate) hanging: Arc<AtomicUsize>,

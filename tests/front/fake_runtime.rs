@@ -73,8 +73,8 @@ impl FakeRuntime {
         Self { task: AbortOnDropHandle::new(task), stop, connections }
     }
 
-    /// Closes the socket and all connections. After a drop they close a moment later, and a call
-    /// in between is reset.
+    /// Closes the socket and all connections. After a drop they close a moment later, and a call in
+    /// this moment is reset.
     pub(crate) async fn stop(self) {
         self.stop.cancel();
         self.task.await.unwrap();

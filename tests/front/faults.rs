@@ -41,7 +41,7 @@ async fn restarted_runtime_is_reconnected() {
     let caller = server.caller().await;
     for round in 0..5 {
         let runtime = FakeRuntime::constant(&server.containerd(), format!("round {round}").into());
-        // The loss of the old connection may be noticed by the call that uses it.
+        // The call that uses the old connection may notice its loss.
         let answer = soon(async {
             loop {
                 let answer = caller.call(Method::Version, b"").await;
@@ -149,7 +149,7 @@ async fn refused_call_is_retried_once() {
     assert_eq!(seen.load(Ordering::SeqCst), 4);
 }
 
-/// The part of the request that was still to come at the refusal is not lost.
+/// The part of the request that arrives after the refusal is not lost.
 ///
 /// Verifies F20.
 #[tokio::test(flavor = "multi_thread")]
@@ -174,8 +174,8 @@ async fn call_refused_before_its_request_is_complete_is_retried_whole() {
         }
     });
     let caller = server.caller().await;
-    // An unknown method, forwarded before any of its body arrives, and a known method, forwarded
-    // when its message is complete and before its end.
+    // An unknown method is forwarded before its body arrives. A known method is forwarded when its
+    // message is complete, before its end.
     for (path, body) in [
         ("/runtime.v9.RuntimeService/Levitate", vec![]),
         (Method::Version.path(), crate::caller::frame(b"first")),

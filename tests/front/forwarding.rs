@@ -134,7 +134,7 @@ async fn elapsed_time_is_subtracted_from_grpc_timeout() {
         soon(response).await.unwrap();
         soon(timeouts.recv()).await.unwrap()
     };
-    // On a slow machine both halves may arrive at once.
+    // On a slow machine both halves may arrive together.
     soon(async {
         loop {
             let timeout = timeout().await;

@@ -20,7 +20,7 @@ use crate::{
 /// An unknown method.
 const CONVERSE: &str = "/runtime.v1.RuntimeService/Converse";
 
-/// Timeout that is short enough to wait for, and longer than a slow machine takes for a request.
+/// Timeout that a test waits for. It is longer than a slow machine takes for a request.
 pub(crate) const SHORT: Duration = Duration::from_secs(3);
 
 /// Verifies F12.

@@ -264,7 +264,7 @@ async fn handlers_of_the_node_keep_their_features() {
     assert!(answer.ok().windows(unknown.len()).any(|part| part == unknown));
     let status = cri::StatusResponse::decode(answer.ok()).unwrap();
     assert_eq!(status.features, supplemental);
-    // A kubelet refuses a pod that requests a feature that the handler lacks; cells have neither.
+    // A kubelet refuses a pod if the handler lacks a feature of its request. Cells have neither.
     let kiyot = cri::RuntimeHandler { name: "kiyot".into(), features: features(false) };
     assert_eq!(status.runtime_handlers, [handlers, vec![kiyot]].concat());
 }

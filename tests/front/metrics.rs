@@ -30,7 +30,7 @@ async fn call_is_counted_by_method_backend_and_code_however_it_ends() {
         let lines = labels.iter().map(|labels| format!("kiyot_cri_calls_total{{{labels}}} 1"));
         let open = "kiyot_cri_calls_open 0.0".to_owned();
         let expected: Vec<_> = lines.chain([open]).collect();
-        // A call is counted when its response has ended, which the caller may see before.
+        // A call is counted when its response has ended. The caller may see the end before.
         wait_until("the calls are counted", LONG, async || {
             let page = server.calls.text();
             expected.iter().all(|line| page.lines().any(|found| found == line)).then_some(())

@@ -37,7 +37,7 @@ fn restore(namespace: &str, annotation: Option<&str>, label: Option<&str>) -> Ve
 
 /// Verifies F16.
 #[tokio::test(flavor = "multi_thread")]
-async fn restore_works_for_pods_of_the_node_alone() {
+async fn restore_works_only_for_pods_of_the_node() {
     let server = Setup::default().start();
     let _runtime = FakeRuntime::named(&server.containerd());
     let caller = server.caller().await;
@@ -138,7 +138,7 @@ fn levitate(id: &str) -> Vec<u8> {
 
 const LEVITATE: &str = "/runtime.v1.RuntimeService/Levitate";
 
-/// The body of each request is sent in two parts, cut at each place.
+/// Each request is sent in two parts, once for each position of the cut.
 ///
 /// Verifies F21.
 #[tokio::test(flavor = "multi_thread")]
@@ -166,7 +166,7 @@ async fn unknown_method_with_the_id_of_a_cell_is_unimplemented() {
             // After the response to a later call the first part has been read.
             caller.call(Method::Version, b"").await.ok();
         }
-        // The call may be over.
+        // The call may have ended.
         let _ = stream.send_data(Bytes::copy_from_slice(&body[cut..]), true);
         let (head, mut body) = soon(response).await.unwrap().into_parts();
         collect(head.headers, &mut body).await.unwrap()

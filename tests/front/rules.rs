@@ -202,10 +202,10 @@ async fn rules_apply_after_the_request_of_a_pod_and_before_the_default() {
     let caller = server.caller().await;
     let system = || Sandbox { namespace: "system", ..pod() };
     assert!(!system().is_in_a_cell(&caller).await);
-    assert!(pod().is_in_a_cell(&caller).await, "the first rule that fits decides");
+    assert!(pod().is_in_a_cell(&caller).await, "the first rule that matches decides");
     assert!(Sandbox { annotations: &[(TARGET, "kiyot")], ..system() }.is_in_a_cell(&caller).await);
     assert!(Sandbox { handler: "kiyot", ..system() }.is_in_a_cell(&caller).await);
-    // An undeclared target runtime is refused, whatever else the pod has.
+    // An undeclared target runtime is refused with every handler.
     for handler in ["kiyot", "runc", ""] {
         let odd = Sandbox { annotations: &[(TARGET, "virtlet")], handler, ..system() };
         let refused = caller.call(Method::RunPodSandbox, &odd.encoded()).await;
@@ -216,7 +216,7 @@ async fn rules_apply_after_the_request_of_a_pod_and_before_the_default() {
             refused.message()
         );
     }
-    // A handler that no backend declares is no cell's.
+    // A handler that no backend declares goes to no cell.
     let foreign = || Sandbox { handler: "gvisor", ..pod() };
     assert!(!foreign().is_in_a_cell(&caller).await);
     let both = Sandbox { annotations: &[(TARGET, "kiyot")], ..foreign() };

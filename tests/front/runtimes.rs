@@ -135,7 +135,7 @@ async fn id_belongs_to_the_runtime_that_made_it() {
     for uid in ["u2", "unknown"] {
         assert_eq!(caller.call(Method::PullImage, &pull(uid)).await.ok(), b"containerd: PullImage");
     }
-    // All ids were learned: no lookup took place.
+    // All ids were learned, so that no lookup took place.
     assert_eq!(
         first.asked(Method::ListPodSandbox)
             + second.asked(Method::ListPodSandbox)
@@ -207,7 +207,7 @@ async fn id_that_a_dead_runtime_may_have_is_unavailable() {
     assert_eq!(
         cri::ListPodSandboxResponse::decode(answer.ok()).unwrap().items.len(),
         1,
-        "its owner alone is asked"
+        "only its owner is called"
     );
 }
 
@@ -267,7 +267,7 @@ async fn node_backend_answers_for_the_node() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pod_that_a_backend_leaves_runs_on_the_node() {
+async fn pod_that_a_backend_leaves_to_the_node_runs_there() {
     let rule = Rule {
         name: "all".into(),
         namespace: vec!["*".into()],
@@ -320,7 +320,7 @@ async fn pod_left_to_the_node_loses_a_handler_that_the_node_lacks() {
         assert_eq!(
             left,
             cri::RunPodSandboxRequest::decode(&*run("a", "u", Some("stays"))).unwrap(),
-            "but for its handler as it came"
+            "only the handler is changed"
         );
         assert_eq!(asked("runc", Some("stays")).await.unwrap().runtime_handler, "runc");
     }

@@ -74,8 +74,8 @@ async fn next(stream: &mut UnixStream, kind: u8) -> Option<(u32, Vec<u8>)> {
     }
 }
 
-/// An endless response into an unread socket is read from the runtime no faster than it leaves,
-/// does not block others, and is reset at last.
+/// The client does not read its socket. An endless response is read from the runtime no faster than
+/// it is sent, does not block other calls, and is reset in the end.
 ///
 /// Verifies F19.
 #[tokio::test(flavor = "multi_thread")]
@@ -113,7 +113,7 @@ async fn unread_response_in_the_socket_is_reset() {
     assert_eq!(soon(next(&mut unread, HEADERS)).await.unwrap().0, 3);
 }
 
-/// Frames that need an answer are not read without a bound while the answers stay unread.
+/// While the client reads no answers, the server reads a bounded number of frames that need one.
 ///
 /// Verifies F19.
 #[tokio::test(flavor = "multi_thread")]
@@ -126,7 +126,8 @@ async fn flood_of_a_client_that_reads_nothing_is_stopped() {
     for flood in floods {
         let mut stream = connect(&server).await;
         let (mut sent, mut id) = (0, 0);
-        // The server has stopped reading if the socket takes nothing for a slow machine's time.
+        // The server has stopped reading if the socket accepts no data even in the time of a slow
+        // machine.
         while let Ok(written) = tokio::time::timeout(Duration::from_secs(2), async {
             let part: Vec<u8> = (id..id + 1000).flat_map(flood).collect();
             stream.write_all(&part).await.unwrap();
