@@ -97,7 +97,7 @@ async fn routes_of_a_pod_lead_to_its_instance_until_it_ends() {
     assert_eq!(only_routes(&world).await, BTreeMap::new());
     world.cloud.clear_calls();
     world.provider.detach(&launched.id).await.unwrap();
-    assert_eq!(world.cloud.calls().len(), 0, "an instance without routes is looked up again");
+    assert_eq!(world.cloud.calls().len(), 0, "an instance without routes needs no call");
 }
 
 /// Verifies V45.
@@ -135,7 +135,7 @@ async fn table_that_is_associated_with_the_subnet_gets_the_routes() {
 
 /// Verifies V46.
 #[tokio::test]
-async fn network_that_leads_elsewhere_is_refused_and_left_alone() {
+async fn network_routed_elsewhere_is_refused_and_keeps_its_route() {
     let world = World::with_cloud_routes(&ALLOWED).await;
     let first = launch(&world, "first", &["10.8.0.0/16"]).await;
     let second = launch(&world, "second", &["10.8.0.0/16"]).await;
@@ -145,13 +145,14 @@ async fn network_that_leads_elsewhere_is_refused_and_left_alone() {
     assert_eq!(error.class, ErrorClass::Invalid);
     let why = format!("pod.elotl.co/cloud-route = 10.8.0.0/16: leads to {} already", first.id);
     assert!(error.text().contains(&why), "{}", error.text());
-    // The end of an instance without routes removes no other's, of which the daemon knows nothing.
+    // The end of an instance without routes removes no route of another instance, although the
+    // daemon does not know that instance.
     let restarted = world.restarted(&ALLOWED).await;
     restarted.detach(&second.id).await.unwrap();
     let expected = BTreeMap::from([("10.8.0.0/16".to_owned(), first.id.0.clone())]);
     assert_eq!(only_routes(&world).await, expected);
-    // Before a launch: neither another daemon nor another pod's call launches an instance for it.
-    // A call of the same pod does, because the route may be that of an earlier one.
+    // Before a launch, another daemon and a call of another pod are refused. A call of the same pod
+    // is accepted, because the route may be that of an earlier call.
     let asked = wanted(&["10.8.0.0/16"]);
     let key = OrderKey { pod_uid: "another pod's".into(), ..asked.key.clone() };
     let of_another = Wanted { key, ..asked.clone() };
@@ -223,7 +224,7 @@ async fn routes_of_instances_that_are_terminated_together_are_found_by_one_list(
 
 /// Verifies V48.
 #[tokio::test]
-async fn denied_removal_keeps_no_instance_from_its_end() {
+async fn instance_ends_although_the_removal_of_its_routes_is_denied() {
     let world = World::with_cloud_routes(&ALLOWED).await;
     let launched = launch(&world, "token", &["10.8.0.0/16"]).await;
     world.provider.attach(&launched.id, &attachment(&["10.8.0.0/16"])).await.unwrap();
@@ -236,7 +237,7 @@ async fn denied_removal_keeps_no_instance_from_its_end() {
 
 /// Verifies V46, V48.
 #[tokio::test]
-async fn route_that_was_not_removed_launches_no_instance_for_the_next_call() {
+async fn leftover_route_refuses_the_next_call_without_a_launch() {
     let world = World::with_cloud_routes(&ALLOWED).await;
     let asked = wanted(&["10.8.0.0/16"]);
     let launched = launch(&world, "token", &["10.8.0.0/16"]).await;
@@ -244,7 +245,7 @@ async fn route_that_was_not_removed_launches_no_instance_for_the_next_call() {
     world.cloud.faults().set_denied("DeleteRoute", true);
     world.provider.detach(&launched.id).await.unwrap();
     world.provider.terminate(std::slice::from_ref(&launched.id)).await;
-    // Whatever lists show: at once, while it ends, and when it has ended.
+    // The lists show the instance as running, as ending, and as ended.
     for settled in [false, true] {
         let error = world.provider.parameters(&asked).await.unwrap_err();
         assert!(error.text().contains("leads to"), "{}", error.text());
@@ -259,7 +260,7 @@ async fn route_that_was_not_removed_launches_no_instance_for_the_next_call() {
 
 /// Verifies V46.
 #[tokio::test]
-async fn route_to_an_instance_that_ended_alone_is_not_that_of_a_live_cell() {
+async fn route_to_an_ended_instance_refuses_the_call_of_its_pod() {
     let world = World::with_cloud_routes(&ALLOWED).await;
     let asked = wanted(&["10.8.0.0/16"]);
     let launched = launch(&world, "token", &["10.8.0.0/16"]).await;

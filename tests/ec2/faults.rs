@@ -27,7 +27,7 @@ fn all(world: &World) -> Vec<Offering> {
 }
 
 #[tokio::test]
-async fn missing_capacity_refuses_the_offering_alone() {
+async fn missing_capacity_refuses_only_the_offering() {
     let world = World::new().await;
     let zone = world.zone(0);
     world.cloud.faults().set_no_capacity(NANO, &zone, CloudMarket::Spot, true);
@@ -55,7 +55,7 @@ async fn subnet_without_addresses_refuses_its_zone() {
 
 /// Verifies V94.
 #[tokio::test]
-async fn type_that_account_or_image_refuse_is_refused_alone() {
+async fn type_that_account_or_image_refuse_is_the_only_type_refused() {
     let world = World::new().await;
     let other = Offering { instance_type: "t3.micro".into(), ..world.offering(0, Market::Spot) };
     let offerings = [all(&world), vec![other.clone()]].concat();
@@ -152,7 +152,7 @@ async fn quotas_refuse_what_they_count() {
         match error.refusal.unwrap() {
             LaunchRefusal::Quota { quota, offerings } => {
                 assert_eq!((quota.market, &offerings[..]), (first, refused), "{code}");
-                // Other types of the family, whatever the launch had, unless they are smaller.
+                // All types of the family count, unless they are smaller than the launched type.
                 let counts = |name: &str| quota.types.contains(name);
                 assert_eq!(["m5.24xlarge", NANO].map(counts), [true; 2], "{code}");
                 assert_eq!(["a1.medium", "g4dn.xlarge"].map(counts), [false; 2], "{code}");
@@ -171,11 +171,11 @@ async fn quotas_refuse_what_they_count() {
 }
 
 #[tokio::test]
-async fn account_without_the_role_of_spot_instances_refuses_spot_alone() {
+async fn account_without_the_role_of_spot_instances_refuses_only_spot() {
     let world = World::new().await;
     let code = "AuthFailure.ServiceLinkedRoleCreationNotPermitted";
     let error = refused_with(&world, Market::Spot, code).await;
-    assert_eq!(error.class, ErrorClass::Capacity, "a pod that prefers spot goes on on demand");
+    assert_eq!(error.class, ErrorClass::Capacity, "a pod that prefers spot gets on-demand");
     assert_eq!(error.refusal, Some(LaunchRefusal::Market(Market::Spot)));
     assert!(error.text().contains(code), "{}", error.text());
 }
@@ -209,7 +209,7 @@ async fn refusals_of_the_account_have_their_class_and_launch_nothing() {
 }
 
 #[tokio::test]
-async fn api_that_is_down_says_nothing_about_a_launch_that_it_may_have_received() {
+async fn launch_that_a_failing_api_may_have_received_is_unanswered() {
     let world = World::new().await;
     world.provider.check().await.unwrap();
     let faults = world.cloud.faults();
@@ -229,7 +229,7 @@ async fn api_that_is_down_says_nothing_about_a_launch_that_it_may_have_received(
     let not_an_end = [ErrorClass::Transient, ErrorClass::Unanswered];
     assert!(not_an_end.contains(&error.class), "{error:?}");
     faults.clear();
-    // The API listens again a moment later.
+    // The API listens again after a moment.
     wait_until("the API answers", LIMIT, async || world.provider.list_owned().await.ok()).await;
 }
 
@@ -264,7 +264,7 @@ async fn launch_that_fails_after_its_answer_says_why() {
 }
 
 #[tokio::test]
-async fn failed_removal_of_routes_keeps_no_instance_from_its_end() {
+async fn instance_ends_although_the_removal_of_its_routes_fails() {
     let world = World::with_cloud_routes(&["10.8.0.0/16"]).await;
     let launched = world.launch("token").await;
     for code in ["InvalidParameterValue", "Unavailable"] {
@@ -287,7 +287,7 @@ async fn launched_instance_that_ec2_does_not_show_yet_is_not_found() {
 
 /// Verifies V81.
 #[tokio::test]
-async fn not_found_by_credentials_of_another_account_proves_no_end() {
+async fn not_found_with_credentials_of_another_account_proves_no_end() {
     let world = World::new().await;
     let launched = world.launch("token").await;
     let unknown = InstanceId("i-0123456789abcdef0".into());

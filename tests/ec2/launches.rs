@@ -16,7 +16,7 @@ use crate::world::{NANO, World, pod};
 
 /// Verifies A29.
 #[tokio::test]
-async fn launch_that_succeeds_at_once_is_one_call_and_its_replay_the_same_instance() {
+async fn launch_that_succeeds_at_once_is_one_call_and_its_replay_returns_the_same_instance() {
     let world = World::new().await;
     let spec = world.spec(&[world.offering(0, Market::OnDemand)]).await;
     world.cloud.clear_calls();
@@ -59,7 +59,7 @@ async fn lost_reply_of_a_launch_is_unanswered_and_its_replay_finds_the_instance(
 }
 
 #[tokio::test]
-async fn terminated_instance_of_a_token_is_no_instance_of_its_replay() {
+async fn replay_does_not_return_the_terminated_instance_of_its_token() {
     let world = World::new().await;
     let spec = world.spec(&[world.offering(0, Market::OnDemand)]).await;
     let launched = world.provider.launch(&spec, "token").await.unwrap();
@@ -125,7 +125,7 @@ async fn annotations_of_a_pod_choose_its_instance() {
     };
     let offering = world.offering(1, Market::Spot);
     let spec = world.spec_for(std::slice::from_ref(&offering), &request).await.unwrap();
-    // The cloud may not know the group; what counts is the request.
+    // The cloud may not know the group. The test checks the request.
     let _ = world.provider.launch(&spec, "token").await;
     let call = world.cloud.calls_of("RunInstances").remove(0);
     let subnet = &world.cloud.setup().subnets[1].id;
@@ -153,7 +153,7 @@ fn with_storage(gib: u64) -> Arc<Needs> {
 
 /// Verifies V95, V97, V109.
 #[tokio::test]
-async fn volumes_have_the_image_s_sizes_at_least_are_encrypted_and_end_with_the_instance() {
+async fn volumes_are_at_least_as_large_as_the_image_encrypted_and_deleted_with_the_instance() {
     let world = World::with(|ec2| {
         ec2.volume_performance = VolumePerformance {
             iops: Some(4000),
@@ -175,7 +175,7 @@ async fn volumes_have_the_image_s_sizes_at_least_are_encrypted_and_end_with_the_
         (None, 0, 30),
         (Some(20), 0, 30),
         (Some(42), 0, 42),
-        // With room for the image's system and for images of the pod.
+        // The size has room for the image's system and for images of the pod.
         (Some(42), 20, 54),
         (Some(60), 20, 60),
     ] {
@@ -309,7 +309,7 @@ async fn slowly_pending_instance_is_alive_and_can_be_attached() {
 }
 
 #[tokio::test]
-async fn address_of_a_cell_is_the_private_one_of_its_instance() {
+async fn address_of_a_cell_is_the_private_address_of_its_instance() {
     let world = World::new().await;
     let launched = world.launch("token").await;
     let address = world.cloud.instance(&launched.id.0).unwrap().address;
@@ -334,7 +334,7 @@ async fn address_of_a_launch_is_known_while_lists_do_not_show_its_instance() {
 }
 
 #[tokio::test]
-async fn instance_ends_and_an_unknown_one_spoils_no_termination() {
+async fn termination_ends_an_instance_beside_an_unknown_id() {
     let world = World::new().await;
     let launched = world.launch("token").await;
     let unknown = kiyot_engine::provider::InstanceId("i-0123456789abcdef0".into());

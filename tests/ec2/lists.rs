@@ -61,13 +61,13 @@ async fn untag(world: &World, instance: &str, keys: &[&str]) {
 }
 
 #[tokio::test]
-async fn instance_whose_tags_were_removed_is_that_of_its_cell() {
+async fn instance_whose_tags_were_removed_still_belongs_to_its_cell() {
     let world = World::new().await;
     let launched = world.launch("token").await;
     untag(&world, &launched.id.0, &["kiyot:cell"]).await;
     let listed = world.provider.list_owned().await.unwrap();
     assert_eq!((listed.len(), &listed[0].cell), (1, &launched.cell));
-    // Without the owner's tags no list has it, and its description by id does.
+    // Without the owner's tags no list has the instance. Its description by id has it.
     untag(&world, &launched.id.0, &["kiyot:cluster", "kiyot:node"]).await;
     assert_eq!(world.provider.list_owned().await.unwrap(), []);
     let restarted = world.restarted(&[]).await;
@@ -86,7 +86,7 @@ async fn instance_of_others_without_the_tag_of_a_cell_is_not_listed() {
     let world = World::new().await;
     let launched = world.launch("token").await;
     untag(&world, &launched.id.0, &["kiyot:cell"]).await;
-    // To this daemon the instance may be anything: nobody ends what it does not know.
+    // The daemon does not know this instance, and does not end it.
     assert_eq!(world.restarted(&[]).await.list_owned().await.unwrap(), []);
 }
 
@@ -116,7 +116,7 @@ async fn catalogue_has_the_zones_of_the_subnets_and_live_spot_prices() {
         assert!(spot.price < on_demand.price && spot.accuracy == Accuracy::Exact, "{spot:?}");
     }
     assert!(catalogue.entries().len() > 500);
-    // Prices and zones are kept: reading the catalogue again calls nothing of EC2.
+    // Prices and zones are cached: reading the catalogue again calls no method of EC2.
     world.cloud.clear_calls();
     assert_eq!(world.provider.catalogue().await.unwrap(), catalogue);
     assert!(world.cloud.calls().iter().all(|call| call.action == "GetProducts"));
@@ -138,7 +138,7 @@ async fn spot_counts_as_on_demand_while_its_prices_are_not_readable() {
 
 /// Verifies V96.
 #[tokio::test]
-async fn console_is_the_present_output_or_the_posted_one_of_types_before_nitro() {
+async fn console_is_the_latest_output_or_the_posted_output_of_types_before_nitro() {
     let world = World::new().await;
     for (name, posted_after, expected) in [
         (NANO, Duration::MAX, "kernel panic\n"),
@@ -185,7 +185,7 @@ async fn instances_of_another_node_are_found_in_its_place_until_they_are_termina
     world.provider.terminate(std::slice::from_ref(&launched.id)).await;
     world.cloud.settle(&launched.id.0);
     assert!(!found().await);
-    // A list that fails says nothing.
+    // A failed list is not a proof of absence.
     world.cloud.faults().set_denied("DescribeInstances", true);
     other.has_instances_of("worker-1").await.unwrap_err();
 }

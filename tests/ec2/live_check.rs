@@ -77,7 +77,7 @@ const UNCHANGED: (&str, &str) = ("", "");
 #[tokio::test]
 async fn right_configuration_passes_without_an_effect() {
     let world = World::new().await;
-    // The calls that name an instance are tried on one of the node's own.
+    // The calls that name an instance are tried on an instance of the node.
     let own = world.launch("token").await;
     world.cloud.clear_calls();
     let checked = check(&world, UNCHANGED).await;
@@ -110,7 +110,7 @@ async fn node_without_instances_is_checked_with_an_id_that_does_not_exist() {
 
 /// Verifies V40, V78.
 #[tokio::test]
-async fn subnet_of_the_node_is_shown_where_none_is_configured() {
+async fn subnet_of_the_node_is_shown_without_configured_subnets() {
     let world = World::new().await;
     let node = world.running_node(0).await;
     let text = configuration(&world, UNCHANGED);
@@ -287,7 +287,7 @@ async fn calls_for_routes_are_tried_if_pods_may_have_routes() {
     let checked = check(&world, change).await;
     assert!(checked.text.contains("\"Sid\": \"ReadRoutes\""), "{}", checked.text);
     assert!(checked.text.contains("it needs the route tables"), "{}", checked.text);
-    // Neither is tried for pods that can't have routes.
+    // Neither call is tried if pods can't have routes.
     world.cloud.faults().clear();
     world.cloud.clear_calls();
     check(&world, UNCHANGED).await;
@@ -316,7 +316,7 @@ async fn source_destination_check_of_the_node_is_a_warning_with_cluster_networks
     let checked = check(&world, change).await;
     let off = format!("the source/destination check of {} is off", node.id);
     assert!(checked.lines("ok").iter().any(|line| line.contains(&off)), "{}", checked.text);
-    // Of another address nothing is known, and without cluster networks nothing is asked.
+    // The instance of another address is unknown. Without cluster networks no call is made.
     let unknown = ("image =", "cluster_networks = [\"10.96.0.0/12\"]\nimage =");
     let checked = check(&world, unknown).await;
     let not_known = "the node's address 10.77.0.5: its source/destination check";
@@ -327,7 +327,7 @@ async fn source_destination_check_of_the_node_is_a_warning_with_cluster_networks
 
 /// Verifies V100.
 #[tokio::test]
-async fn metadata_service_of_the_node_that_is_open_to_its_pods_is_a_warning() {
+async fn metadata_service_that_is_open_to_the_nodes_pods_is_a_warning() {
     let world = World::new().await;
     let node = world.running_node(0).await;
     let listen = format!("{}:7700", node.addresses[0]);

@@ -1,5 +1,5 @@
 //! Tests of the ec2 provider with AWS's SDK, over the test cloud.
-#![allow(clippy::unwrap_used, reason = "what fails in a test's helper fails the test")]
+#![allow(clippy::unwrap_used, reason = "a failure in a test's helper fails the test")]
 
 mod cloud_routes;
 mod faults;

@@ -37,7 +37,7 @@ pub(crate) fn actions_of(policy: &str) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn policy_has_the_actions_of_a_cell_s_life_and_no_other() {
+async fn policy_has_only_the_actions_of_a_cells_life() {
     let world = World::new().await;
     world.provider.check().await.unwrap();
     world.provider.catalogue().await.unwrap();
@@ -57,7 +57,7 @@ async fn policy_has_the_actions_of_a_cell_s_life_and_no_other() {
     // Tags in a launch need the permission to create them.
     called.insert("CreateTags".to_owned());
     assert_eq!(actions_of(&policy()), called);
-    // The subnet of the node needs no other.
+    // The subnet of the node needs no further action.
     world.cloud.clear_calls();
     world.with_node_at([10, 77, 0, 5].into()).await.check().await.unwrap_err();
     let called: BTreeSet<String> =

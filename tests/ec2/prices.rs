@@ -15,9 +15,9 @@ use crate::world::{NANO, World};
 
 /// Another region than that of the built-in prices.
 const OTHER_REGION: &str = "eu-west-1";
-/// A price that no type has, by which the list is recognised.
+/// A price that only the price list has.
 const ODD: &str = "0.0101010000";
-/// A type beside that of the pods.
+/// A type that the pods don't get.
 const OTHER: &str = "t3.micro";
 
 fn offer(catalogue: &Catalogue, name: &str, market: Market) -> Offer {
@@ -57,13 +57,13 @@ fn choice(catalogue: &Catalogue) -> String {
 async fn prices_of_another_region_decide_the_choice() {
     let world = World::new().await;
     let provider = world.in_region(OTHER_REGION).await;
-    // No pod waits for prices: the first catalogue has the built-in ones, as estimates.
+    // No pod waits for prices: the first catalogue has the built-in prices, as estimates.
     world.cloud.faults().set_hold("GetProducts", Some(Hold::Reply));
     let before = provider.catalogue().await.unwrap();
     let first = choice(&before);
     let built_in = offer(&before, &first, Market::OnDemand);
     assert_eq!(built_in.accuracy, Accuracy::Estimate);
-    // The next type is the cheaper in this region.
+    // The next type is cheaper in this region.
     let rules = Rules::of(&MilpaBackend::default(), ProviderKind::Netns);
     let needs = Needs::new(&CellRequest::default(), &Requested::default(), &rules.defaults);
     let others = rank(&before, &needs, &rules, &());
@@ -183,7 +183,7 @@ async fn type_that_is_newer_than_the_built_in_file_is_chosen_and_launched_at_its
 
 /// Verifies V79.
 #[tokio::test]
-async fn types_are_those_of_the_built_in_file_while_others_are_not_described() {
+async fn types_are_those_of_the_built_in_file_until_others_are_described() {
     let world = World::new().await;
     world.cloud.faults().set_denied("DescribeInstanceTypes", true);
     let catalogue = world.provider.catalogue().await.unwrap();

@@ -65,7 +65,7 @@ async fn replay_has_the_tags_of_its_launch() {
     let world = World::new().await;
     let spec = world.spec(&[world.offering(0, Market::OnDemand)]).await;
     world.provider.launch(&spec, "token").await.unwrap();
-    // A provider after a restart: the replay is the same request, and no other call.
+    // After a restart of the provider the replay is the same request, without another call.
     let restarted = world.of_other_node().await;
     restarted.launch(&spec, "token").await.unwrap();
     let calls = world.cloud.calls_of("RunInstances");
@@ -109,14 +109,14 @@ async fn throttled_tags_are_set_later() {
 
 /// Verifies P22.
 #[tokio::test]
-async fn denied_tags_keep_no_pod_from_its_cell() {
+async fn pod_gets_its_cell_although_its_tags_are_denied() {
     let world = World::new().await;
     let launched = world.launch_warm("token").await;
     world.cloud.faults().set_denied("CreateTags", true);
     let to = taking(&world, &launched);
     let attached = world.provider.attach(&launched.id, &to).await.unwrap();
     assert_eq!(attached.addresses.len(), 1);
-    // With the volumes, and without.
+    // The calls with and without the volumes are refused.
     wait_until("the calls are refused", LIMIT, async || {
         (world.cloud.calls_of("CreateTags").len() == 2).then_some(())
     })

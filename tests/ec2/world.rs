@@ -73,7 +73,7 @@ impl World {
         provider_with(&self.cloud, &self.owner, ec2).await
     }
 
-    /// Returns a provider of another region, which the cloud plays under its name.
+    /// Returns a provider of another region. The cloud plays this region too.
     pub(crate) async fn in_region(&self, region: &str) -> Ec2 {
         let ec2 = config::Ec2 { region: region.into(), ..over_cloud::config(&self.cloud) };
         provider_with(&self.cloud, &self.owner, ec2).await
