@@ -55,7 +55,7 @@ exec nsenter --net="$netns" sleep 1000
 /// A provider for a test.
 pub(crate) struct Bench {
     dir: tempfile::TempDir,
-    /// Nine letters and digits that occur in all names of this test.
+    /// Nine letters and digits in all names of this test.
     pub(crate) name: String,
     pub(crate) config: MilpaBackend,
     pub(crate) provider: Netns,
@@ -117,8 +117,8 @@ impl Bench {
         static BENCHES: AtomicU8 = AtomicU8::new(0);
         assert_eq!(run("id", &["-u"]).trim(), "0", "these tests need root");
         let number = BENCHES.fetch_add(1, Ordering::SeqCst);
-        // Not the PID, which two runs in different PID namespaces may share: their names must not
-        // collide in the cgroups, which all share.
+        // Not the PID: two runs in different PID namespaces may have the same PID, but they share
+        // the cgroups, where their names must not collide.
         static RUN: LazyLock<u32> =
             LazyLock::new(|| RandomState::new().hash_one("the run") as u32 % 0xf_ffff);
         let run = *RUN;
@@ -219,7 +219,7 @@ impl Bench {
         Launched { spec, attachment, instance }
     }
 
-    /// Terminates an instance, and asserts that an `Ok` means its end.
+    /// Terminates an instance. If the call succeeds, asserts that the instance has ended.
     pub(crate) async fn end(&self, instance: &InstanceId) -> Result<(), ProviderError> {
         let mut outcomes = self.provider.terminate(std::slice::from_ref(instance)).await;
         let outcome = outcomes.remove(instance).unwrap();
@@ -239,7 +239,7 @@ impl Bench {
         i32::try_from(record["launcher"]["pid"].as_i64().unwrap()).unwrap()
     }
 
-    /// Describes all resources of this fixture on the node. Those of other programs are left out.
+    /// Describes all resources of this fixture on the node, without resources of other programs.
     pub(crate) fn resources(&self) -> Vec<String> {
         let mut held = Vec::new();
         let cells = entries(&self.config.state_dir.join("cells"));
@@ -285,7 +285,7 @@ impl Bench {
         held
     }
 
-    /// Describes the resources of a cell on the node, found by its id alone.
+    /// Describes the resources of a cell on the node, which are found by its id alone.
     pub(crate) fn resources_of(&self, instance: &InstanceId) -> Vec<String> {
         let mut held = Vec::new();
         let id = &instance.0;
@@ -327,7 +327,7 @@ impl Bench {
         held
     }
 
-    /// Asserts that no resource of an instance is left, nor any other of this fixture.
+    /// Asserts that no resource of an instance or of this fixture is left.
     pub(crate) fn assert_clean(&self, instance: &InstanceId) {
         assert_eq!(self.resources_of(instance), Vec::<String>::new());
         assert_eq!(self.resources(), Vec::<String>::new());

@@ -115,7 +115,7 @@ async fn restart_during_a_launch_keeps_the_instance_for_the_retry() {
     enrol(&bench, &cells, &id).await;
     let bound = retry.await.unwrap().unwrap();
     assert_eq!((bound.cell.id.as_str(), &bound.sandbox), (id.0.as_str(), &sandbox));
-    assert_eq!(bench.launcher(&id), launcher, "it was not launched again");
+    assert_eq!(bench.launcher(&id), launcher, "the instance was not launched again");
     cells.terminate(&bound.cell.id, "done").await.unwrap();
     bench.assert_clean(&id);
     cells.shutdown().await;

@@ -1,8 +1,8 @@
-//! The conformance suite: the contract with providers, as every provider must keep it.
+//! The conformance suite: the contract that every provider must keep.
 //!
-//! A subject is a provider that can play faults. `contract` has the cases of single calls,
-//! `outcomes` those in which the daemon's cells run over the provider: nothing ends without proof,
-//! no pod has two cells, nothing is left. conformance.md has the table of all cases.
+//! A subject is a provider that can play faults. `contract` has the cases of single calls.
+//! `outcomes` has cases in which the daemon's cells run over the provider: nothing ends without
+//! proof, no pod has two cells, nothing is left. conformance.md has the table of all cases.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -29,15 +29,15 @@ use qemu::QemuSubject;
 
 /// The time for which an API is down in the cases of an outage.
 const OUTAGE: Duration = Duration::from_secs(30 * 60);
-/// The listings of an outage beside a second provider, which are enough for its cells to be ended.
+/// The listings of an outage beside a second provider: enough listings to end its cells.
 const SHORT_OUTAGE_LISTINGS: usize = 5;
 
 /// A provider under test.
 trait Subject: Send + Sync + 'static {
-    /// Returns the provider, as a daemon that starts now has it.
+    /// Returns the provider that a daemon has after its start.
     fn provider(&self) -> Arc<dyn Provider>;
-    /// Returns the capabilities with which the daemon's cells run: the provider's, but for times
-    /// that are too long for a test.
+    /// Returns the capabilities with which the daemon's cells run: the provider's capabilities,
+    /// with times that are short enough for a test.
     fn capabilities(&self) -> Capabilities {
         self.provider().capabilities()
     }
@@ -45,26 +45,26 @@ trait Subject: Send + Sync + 'static {
     fn owner(&self) -> Owner {
         Owner::default()
     }
-    /// Returns the id of an instance that never was.
+    /// Returns the id of an instance that never existed.
     fn unknown(&self) -> InstanceId {
         InstanceId(CellId::mint().unwrap().to_string())
     }
-    /// Begins a fault. Returns false if it has no meaning for the provider.
+    /// Begins a fault. Returns whether the fault has a meaning for the provider.
     fn inject(&self, fault: Fault) -> bool;
     /// Ends all faults.
     fn heal(&self);
-    /// Returns true while a launch is held by [`Fault::HeldLaunch`].
+    /// Returns whether a launch is held by [`Fault::HeldLaunch`].
     fn holds_launch(&self) -> bool;
-    /// Returns the socket to which the agents of its instances connect; `None` if they have none,
-    /// and agents are played.
+    /// Returns the socket to which the agents of its instances connect; `None` if agents are
+    /// played.
     fn gateway_socket(&self) -> Option<PathBuf> {
         None
     }
-    /// Returns the gate of agents that end their pods, if any are asked to.
+    /// Returns the gate at which agents wait before they end their pods, if agents do so.
     fn shutdowns(&self) -> Option<&Gate>;
-    /// Lets so much time pass that what was accepted is done, and every list is current.
+    /// Lets time pass until all accepted calls are done and every list is current.
     fn settle(&self);
-    /// Returns the instances that run, whatever the provider says, with their cells.
+    /// Returns the instances that really run, with their cells.
     fn running(&self) -> Vec<(InstanceId, CellId)>;
     /// Asserts that nothing of these instances is left.
     fn assert_nothing_left(&self, launched: &[InstanceId]);
@@ -180,8 +180,8 @@ fn listings(period: Duration) -> usize {
     usize::try_from(OUTAGE.as_secs() / period.as_secs()).unwrap()
 }
 
-/// Returns true if a provider can play the fault of a case. Another provider must say so itself,
-/// and have a reason in the table.
+/// Returns whether a provider can play the fault of a case. A provider that can't must refuse the
+/// fault itself, and have a reason in the table.
 fn applies(provider: &str, subject: &impl Subject, fault: Option<Fault>) -> bool {
     let Some(fault) = fault.filter(|fault| reason_without_meaning(provider, *fault).is_some())
     else {
@@ -191,9 +191,9 @@ fn applies(provider: &str, subject: &impl Subject, fault: Option<Fault>) -> bool
     false
 }
 
-/// Runs each case with every provider, unless its fault has no meaning for it. Those of single
-/// calls are run with virtual machines, too, and the others with virtual machines that have an
-/// agent, and with cells on the node beside a second provider.
+/// Runs each case with every provider, unless its fault has no meaning for the provider. Cases of
+/// single calls also run with virtual machines. The other cases also run with virtual machines that
+/// have an agent, and with cells on the node beside a second provider.
 macro_rules! conformance {
     ($($module:ident :: $case:ident $(($fault:ident))?)*) => {
         /// All cases with their faults.
@@ -233,14 +233,14 @@ macro_rules! conformance {
     (machine contract $case:ident $($fault:ident)?) => {
         conformance!(case "qemu", QemuSubject::with_machines(), contract $case $($fault)?);
     };
-    // Single calls are to a single provider, and these cases wait for long.
+    // Single calls concern a single provider. The next two cases take long.
     (two contract $case:ident $($fault:ident)?) => {};
     (two outcomes late_reply_of_a_launch_leaves_nothing $fault:ident) => {};
     (two outcomes slow_termination_keeps_its_cell $fault:ident) => {};
     (two outcomes $case:ident $($fault:ident)?) => {
         conformance!(case "netns", BesideSim::new(), outcomes $case $($fault)?);
     };
-    // Their agents are played, which a guest is not.
+    // The agents of these cases are played, and a guest can't be.
     (machine outcomes $case:ident $($fault:ident)?) => {};
     (agent contract $case:ident $($fault:ident)?) => {};
     (agent outcomes $case:ident $($fault:ident)?) => {

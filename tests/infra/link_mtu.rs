@@ -83,7 +83,7 @@ impl Chain {
             run("ip", &far_end);
             run("ip", &far_route);
         }
-        // The way to the cell: each hop knows its neighbours' networks only.
+        // Routes to the cell: each hop knows only the networks of its neighbours.
         for link in 1..mtus.len() {
             let subnet = format!("10.{}.0.0/24", 77 + link);
             for hop in 0..link {
@@ -107,7 +107,8 @@ impl Chain {
 
 impl Drop for Chain {
     fn drop(&mut self) {
-        // At once, with its peer and routes: what is in a namespace is deleted some time after it.
+        // This deletes the link at once, with its peer and routes. The kernel deletes links in a
+        // namespace some time after the namespace.
         run("ip", &["link", "delete", "mtu-n0"]);
         for name in &self.namespaces {
             run("ip", &["netns", "delete", name]);

@@ -1,7 +1,7 @@
 //! Tests of the netns provider with real namespaces, cgroups and CNI plugins, and a stub in place
 //! of `kiyot-cell`. They need root, `ip`, `iptables`, and CNI plugins in /opt/cni/bin or
 //! /usr/lib/cni.
-#![allow(clippy::unwrap_used, reason = "what fails in a test's helper fails the test")]
+#![allow(clippy::unwrap_used, reason = "a failure in a test's helper fails the test")]
 
 mod bench;
 mod cells;

@@ -111,11 +111,7 @@ async fn failed_del_is_retried_until_it_succeeds() {
             && message.contains("not now (code 11)"),
         "{message}"
     );
-    assert_eq!(
-        fs::read_to_string(&tried).unwrap().lines().count(),
-        3,
-        "the number of attempts is bounded"
-    );
+    assert_eq!(fs::read_to_string(&tried).unwrap().lines().count(), 3, "attempts are bounded");
     let listed = bench.provider.list_owned().await.unwrap();
     assert_eq!(
         listed.iter().map(|listed| (&listed.id, listed.state.is_alive())).collect::<Vec<_>>(),
@@ -151,7 +147,8 @@ async fn chain_that_a_killed_plugin_has_emptied_is_removed() {
     bench.configure_cni("");
     let chain = bench.path().join("chain");
     let cell = bench.launch().await;
-    // Killed in its first DEL, after it has flushed the chain and before it deletes it.
+    // The plugin is killed in its first DEL, after it has flushed the chain and before it deletes
+    // the chain.
     let script = format!(
         r#"#!/bin/sh
 {{ [ $CNI_COMMAND = DEL ] && [ ! -e {chain} ]; }} || exec {plugin}
@@ -203,7 +200,7 @@ async fn failed_add_leaves_nothing() {
 
 /// Verifies N1, Y46.
 #[tokio::test]
-async fn without_cni_cells_share_a_bridge_that_ends_with_the_last_cell() {
+async fn cells_without_cni_share_a_bridge_that_ends_with_the_last_cell() {
     let bench = Bench::new();
     let (first_cell, second_cell) = (bench.launch().await, bench.launch().await);
     let first = bench
@@ -241,7 +238,7 @@ async fn without_cni_cells_share_a_bridge_that_ends_with_the_last_cell() {
     bench.end(&first_cell.instance.id).await.unwrap();
     assert_eq!(bench.resources_of(&first_cell.instance.id), Vec::<String>::new());
     assert_reachable(&second_cell.instance.id, second[0]);
-    // The temporary file that a killed daemon or a full disk leaves while an address is allocated.
+    // Temporary file of an allocation of an address, as a killed daemon or a full disk leaves it.
     let addresses = bench.config.state_dir.join("addresses");
     fs::write(addresses.join(format!(".{}", second_cell.instance.id.0)), "").unwrap();
     bench.end(&second_cell.instance.id).await.unwrap();

@@ -82,7 +82,7 @@ async fn frozen_cell_is_detached_from_its_network() {
     bench.configure_cni("");
     let cell = bench.launch().await;
     bench.provider.attach(&cell.instance.id, &cell.attachment).await.unwrap();
-    // In version 2 plugins freeze, too: they run in the cell's cgroup.
+    // In version 2 plugins freeze too, because they run in the cell's cgroup.
     let frozen: Vec<_> = cgroup_mounts()
         .into_iter()
         .map(|mount| mount.join("kiyot").join(&cell.instance.id.0).join("cgroup.freeze"))
@@ -210,8 +210,8 @@ async fn missing_executable_is_named_in_the_error() {
     );
 }
 
-/// A program that forges an environment of [`FORGED_BYTES`]: an anonymous mapping without memory,
-/// which the kernel would allocate for a reader of `/proc/<pid>/environ`.
+/// A program that forges an environment of [`FORGED_BYTES`]: an anonymous mapping without memory.
+/// The kernel would allocate the memory for a reader of `/proc/<pid>/environ`.
 const FORGER: &str = r#"
 #include <stdio.h>
 #include <string.h>
@@ -311,7 +311,7 @@ async fn process_in_the_cells_cgroup_ends_with_it() {
     let bench = Bench::new();
     let cell = bench.launch().await;
     let id = &cell.instance.id;
-    // A process that a killed daemon left: only the cgroup shows that it belongs to the cell.
+    // A process that a killed daemon left. Only its cgroup shows that it belongs to the cell.
     let mut left = Unrelated::start(
         Command::new("sh").args(["-c", "echo ready; exec sleep 1000"]).env_clear(),
     );

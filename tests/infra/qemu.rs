@@ -118,8 +118,8 @@ pub(crate) fn use_stub(bench: &mut Bench) {
     use_image(bench, image);
 }
 
-/// Gives a fixture's configuration machines of an image, which the program of its netns cells
-/// launches.
+/// Gives a fixture's configuration machines of an image. The program of its netns cells launches
+/// them.
 pub(crate) fn use_image(bench: &mut Bench, image: PathBuf) {
     let config = &mut bench.config;
     config.qemu.network = config.netns.network.clone();
@@ -154,7 +154,7 @@ async fn configure(guest: &mut Guest, network: &PodNetwork) {
     lines.extend(network.addresses.iter().map(|own| format!("ip address add {own} dev eth0")));
     for route in &network.routes {
         let via = route.gateway.map(|gateway| format!(" via {gateway}")).unwrap_or_default();
-        // In place of the kernel's own.
+        // Replaces the kernel's own route.
         lines.push(format!("ip route replace {}{via} dev eth0", route.destination));
     }
     guest.succeeds(&lines.join(" && ")).await;
@@ -162,7 +162,7 @@ async fn configure(guest: &mut Guest, network: &PodNetwork) {
 
 /// Verifies N24, N25.
 #[tokio::test]
-async fn guest_is_its_pod_and_no_other() {
+async fn guest_sends_only_as_its_own_pod() {
     let vms = Vms::new();
     let (_, instance, mut guest) = vms.launch().await;
     // Before Bind it has the link alone.
@@ -198,7 +198,7 @@ async fn guest_is_its_pod_and_no_other() {
 
     // Another hardware address.
     guest.succeeds("ip link set eth0 address 02:00:5e:00:53:99").await;
-    // Without the question for it, which is refused, too.
+    // The test sets the peer's address, because a query for it is refused too.
     let peer = run("ip", &["-br", "link", "show", "dev", &vms.bench.cni_bridge()]);
     let peer = peer.split_whitespace().nth(2).unwrap().to_owned();
     guest.succeeds(&format!("arp -s {bridge} {peer}")).await;
@@ -209,7 +209,7 @@ async fn guest_is_its_pod_and_no_other() {
     configure(&mut guest, &network).await;
     guest.succeeds(&format!("ping -c 1 -W 10 {bridge}")).await;
 
-    // The link leads to the relay and nowhere else, by no device.
+    // The link leads only to the relay, by each device.
     guest.fails("ping -c 1 -W 2 169.254.77.1").await;
     guest.fails("nc -w 2 169.254.77.1 7701 < /dev/null").await;
     guest.succeeds(&format!("ip route add {bridge}/32 via 169.254.77.1 dev eth1")).await;
@@ -222,7 +222,7 @@ async fn guest_is_its_pod_and_no_other() {
     vms.end(&instance).await;
 }
 
-/// The frames of the guest come from the test, over a device in place of the machine's.
+/// The test sends the frames of the guest, over a device in place of the machine's device.
 /// Verifies N24.
 #[tokio::test]
 async fn frames_by_which_a_guest_is_another_do_not_leave_its_cell() {
@@ -268,7 +268,7 @@ async fn frames_by_which_a_guest_is_another_do_not_leave_its_cell() {
     send();
     assert_eq!(receiver.names(), names(&own));
 
-    // Without the rules each of them arrives.
+    // Without the rules each forged frame arrives.
     let rule = "filter add dev tap-pod parent ffff: protocol all prio 9 u32 match u8 0 0 action \
                 mirred egress redirect dev eth0";
     let arguments = ["-n", &namespace].into_iter().chain(rule.split(' '));
@@ -286,7 +286,7 @@ async fn frames_by_which_a_guest_is_another_do_not_leave_its_cell() {
 /// The size of a transfer of many segments.
 const ECHOED_BYTES: u64 = 1 << 20;
 
-/// Sends bytes to a port of the guest that sends them back. Returns their number.
+/// Sends bytes to a port of the guest that echoes them. Returns the number of echoed bytes.
 async fn echo(to: SocketAddr) -> u64 {
     let connection = kiyot_testkit::wait_until("the guest listens", bench::LIMIT, async || {
         tokio::net::TcpStream::connect(to).await.ok()
@@ -341,7 +341,7 @@ async fn machine_is_adopted_and_ends_with_its_launcher() {
         (again.id, again.offering),
         (instance.id.clone(), spec.candidates[0].offering.clone())
     );
-    assert_eq!(vms.bench.launcher(&instance.id), launcher, "it was not launched again");
+    assert_eq!(vms.bench.launcher(&instance.id), launcher, "the machine was not launched again");
     guest.succeeds("true").await;
 
     kill(launcher);
@@ -435,15 +435,15 @@ async fn probe_of_the_accelerator_ends_in_time_and_leaves_no_process() {
         let status = Command::new(program).arg("probe-vm").arg("--dir").arg(&dir).status().unwrap();
         status.code().unwrap()
     };
-    // Translation runs everywhere, on a busy node not always within the probe's limit; KVM where
-    // the node has it.
+    // Translation runs everywhere, but on a busy node not always within the probe's limit. KVM runs
+    // if the node has it.
     wait_for("a kernel prints in time", async || probe("tcg") == 0).await;
     assert!([0, 3].contains(&probe("kvm")));
     let running = run("ps", &["-e", "-o", "args"]);
     assert!(!running.contains(&format!("run-vm --dir {}", dir.display())), "{running}");
 }
 
-/// Shell scripts in place of QEMU, with the exit status of their probe: 0 where a kernel printed.
+/// Shell scripts in place of QEMU, with the exit status of their probe: 0 if a kernel printed.
 const PLAYED_QEMU: [(&str, i32); 7] = [
     ("echo '[    0.000000] Linux version 6.1.0'; exec sleep 7654", 0),
     ("printf 'SeaBIOS (ver'; printf 'sion 1.16)\\r\\nLinux ver'; printf 'sion 6.1'; exit 1", 0),
@@ -456,7 +456,7 @@ const PLAYED_QEMU: [(&str, i32); 7] = [
 
 /// Verifies N28.
 #[test]
-fn probe_tells_a_qemu_that_boots_from_one_that_hangs_exits_or_prints_something_else() {
+fn probe_accepts_only_a_qemu_that_boots_a_kernel() {
     let bench = Bench::new();
     let program = Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("kiyot-cell");
     let results = PLAYED_QEMU.map(|(script, _)| {

@@ -26,8 +26,8 @@ const SPEED: u32 = 1000;
 const END: Duration = Duration::from_secs(60);
 /// The time in which a terminated instance ends while terminations are slow.
 const SLOW_END: Duration = Duration::from_secs(1_000_000_000);
-/// The time after which a new instance is listed and described: so long that a test that does not
-/// expect it fails each time, and shorter than `not_found_believed_after`.
+/// The time after which a new instance is listed and described. It is shorter than
+/// `not_found_believed_after`, but so long that a test that does not expect it always fails.
 const VISIBLE: Duration = Duration::from_secs(60);
 
 /// The simulated cloud as a provider.
@@ -61,7 +61,8 @@ impl State {
         self.since(fault).is_some()
     }
 
-    /// Returns the error of every call during a fault; without an answer for one with an effect.
+    /// Returns the error of every call during a fault. In an outage a call with an effect is
+    /// unanswered.
     fn refusal(&self, doing: &str, has_effect: bool) -> Result<(), ProviderError> {
         let class = if self.plays(Fault::Denied) {
             ErrorClass::Auth
@@ -180,12 +181,12 @@ impl SimProvider {
         state.faults.clear();
     }
 
-    /// Returns true while a launch has no answer.
+    /// Returns whether a launch has no answer yet.
     pub(crate) fn holds_launch(&self) -> bool {
         self.launches.holds()
     }
 
-    /// Returns the instances that run, whatever the calls say.
+    /// Returns the instances that really run.
     pub(crate) fn running(&self) -> Vec<(InstanceId, CellId)> {
         let (state, now) = self.state();
         state.running(now)

@@ -11,9 +11,10 @@ use kiyot_proto::store::Cell;
 
 use super::bench::run;
 
-/// The bytes of a disk: room for the store, and as much again.
+/// The bytes of a disk: twice the size of the store.
 const DISK_BYTES: u64 = 64 << 20;
-/// The records that are committed on a full disk: more than a node has pods, and longer than most.
+/// The records that are committed on a full disk: more than the pods of a node, and longer than
+/// most records.
 const RECORDS: usize = 500;
 const RECORD_BYTES: usize = 4 << 10;
 

@@ -1,4 +1,4 @@
-//! The port of exec, attach and port-forward, where a user of the node has taken all.
+//! The port of exec, attach and port-forward, while a user of the node has taken all ports.
 
 use std::{fs, net::TcpListener, process::Command, thread};
 
@@ -8,7 +8,7 @@ use nix::sched::{CloneFlags, unshare};
 
 /// Verifies X50.
 #[test]
-fn taken_ports_of_the_loopback_delay_no_start_and_a_free_one_is_listened_on() {
+fn taken_ports_of_the_loopback_delay_no_start_and_a_free_port_is_used() {
     let in_namespace = || {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
         let up = Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap();

@@ -1,4 +1,4 @@
-//! Removal of instances whose pods have made directory trees that are hard to remove.
+//! Removal of instances whose pods have left directory trees that are hard to remove.
 
 use std::{
     ffi::{CStr, CString},
@@ -18,7 +18,7 @@ use rustix::{
 
 use super::bench::{Bench, wait_for};
 
-/// More levels than a recursive walk has stack for, whatever the stack of its thread.
+/// More levels than a recursive walk can have with any stack of its thread.
 const LEVELS: usize = 100_000;
 /// A size that no disk has, in bytes.
 const PEBIBYTE: u64 = 1 << 50;

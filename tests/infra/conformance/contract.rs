@@ -1,4 +1,4 @@
-//! Cases of single calls: the class of an error, and that every call may be repeated.
+//! Cases of single calls: classes of errors, and repeated calls.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ async fn terminate(provider: &dyn Provider, id: &InstanceId) -> Result<Terminati
     provider.terminate(std::slice::from_ref(id)).await.remove(id).unwrap()
 }
 
-/// Launches an instance, and lets so much time pass that every call knows it.
+/// Launches an instance, and lets time pass until every call knows it.
 async fn launched(subject: &impl Subject, provider: &dyn Provider) -> Instance {
     let instance = provider.launch(&spec(subject, provider).await, "token").await.unwrap();
     subject.settle();
@@ -61,7 +61,7 @@ fn attachment(instance: &Instance) -> Attachment {
     }
 }
 
-/// Terminates an instance, and asserts that its end is proven in the provider's way.
+/// Terminates an instance, and asserts that the provider proves its end.
 async fn end(subject: &impl Subject, provider: &dyn Provider, id: &InstanceId) {
     let progress = terminate(provider, id).await.unwrap();
     let expected = if provider.capabilities().awaits_ends() {
@@ -134,7 +134,7 @@ pub(super) async fn refused_launch_runs_nothing(subject: Arc<impl Subject>) {
     let error = provider.launch(&spec, "token").await.unwrap_err();
     match error.class {
         ErrorClass::Capacity | ErrorClass::Quota => {
-            // A provider may try the first alone.
+            // A provider may try only the first offering.
             let (refusal, first) = (error.refusal.unwrap(), spec.offerings().next().unwrap());
             assert!(refusal.refuses(first), "{refusal:?}");
         }
@@ -168,7 +168,7 @@ pub(super) async fn instance_that_ended_by_itself_is_listed_as_ended(subject: Ar
     .await;
     let described = provider.describe(&launched.id).await.unwrap();
     assert!(!described.state.is_alive(), "{described:?}");
-    // Whatever is left of it goes.
+    // Termination removes the rest.
     terminate(provider, &launched.id).await.unwrap();
     subject.settle();
     subject.assert_nothing_left(&[launched.id]);
@@ -180,7 +180,7 @@ pub(super) async fn unknown_instance_is_not_found(subject: Arc<impl Subject>) {
     assert_eq!(provider.describe(&unknown).await.unwrap_err().class, ErrorClass::NotFound);
     provider.detach(&unknown).await.unwrap();
     match terminate(provider, &unknown).await {
-        // Absence proves the end where there is no age from which on it counts.
+        // Absence proves the end if no minimum age is declared for it.
         Ok(Termination::Confirmed) => {
             assert!(provider.capabilities().not_found_believed_after.is_zero());
         }
@@ -238,7 +238,7 @@ pub(super) async fn slow_termination_is_no_end(subject: Arc<impl Subject>) {
     })
     .await;
     let listed_meanwhile = listed(&*provider, &launched.cell).await;
-    assert_eq!(listed_meanwhile.len(), 1, "something of it is left");
+    assert_eq!(listed_meanwhile.len(), 1, "a part of the instance is left");
     assert!(!ending.is_finished() || !provider.capabilities().awaits_ends());
     subject.heal();
     ending.await.unwrap().unwrap();
@@ -254,7 +254,7 @@ pub(super) async fn failed_termination_is_repeated(subject: Arc<impl Subject>) {
     subject.inject(Fault::FailedEnd);
     let error = terminate(provider, &launched.id).await.unwrap_err();
     assert_eq!(error.class, ErrorClass::Transient, "{error}");
-    assert_eq!(listed(provider, &launched.cell).await.len(), 1, "something of it is left");
+    assert_eq!(listed(provider, &launched.cell).await.len(), 1, "a part of the instance is left");
     subject.heal();
     end(&*subject, provider, &launched.id).await;
 }
@@ -271,7 +271,7 @@ pub(super) async fn throttled_call_has_no_effect(subject: Arc<impl Subject>) {
     has_no_effect(subject, Fault::Throttled, &[ErrorClass::Throttled]).await;
 }
 
-/// Asserts that all calls fail during a fault, with such classes, and that nothing has changed.
+/// Asserts that all calls fail during a fault, with these classes, and that nothing has changed.
 async fn has_no_effect(subject: Arc<impl Subject>, fault: Fault, classes: &[ErrorClass]) {
     let provider = &*subject.provider();
     let launched = launched(&*subject, provider).await;

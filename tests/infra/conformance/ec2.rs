@@ -55,7 +55,7 @@ impl Ec2Subject {
         Self { cloud, config, client, shutdowns: Gate::default(), foreign: Mutex::default() }
     }
 
-    /// Returns the instances of which something is left.
+    /// Returns the instances that are left, even in part.
     fn left(&self) -> Vec<Instance> {
         let mut instances = self.cloud.instances();
         instances.retain(|instance| instance.state != State::Terminated);
@@ -107,7 +107,7 @@ fn cell_of(instance: &Instance) -> CellId {
 }
 
 impl Subject for Ec2Subject {
-    /// Returns a new provider, without the caches of another.
+    /// Returns a new provider with empty caches.
     fn provider(&self) -> Arc<dyn Provider> {
         Arc::new(Ec2::new(
             &self.config,
@@ -171,7 +171,7 @@ impl Subject for Ec2Subject {
             }
             Fault::Outage => faults.set_outage(Some(Outage::Refused)),
             Fault::Denied => faults.set_denied("*", true),
-            // Others of the account use up the rate.
+            // Other users of the account use up the rate.
             Fault::Throttled => {
                 for action in ACTIONS {
                     faults.fail(action, 503, "RequestLimitExceeded", usize::MAX);

@@ -9,21 +9,21 @@ pub(crate) enum Fault {
     HeldLaunch,
     /// A launch whose caller has given up takes effect when the fault ends.
     LateLaunch,
-    /// No launch succeeds, and the answer says so.
+    /// No launch succeeds, and each launch is answered.
     RefusedLaunch,
     /// New instances are not found yet, within the declared age.
     UnseenInstance,
-    /// Lists are from the time at which the fault began.
+    /// Lists show the state at the beginning of the fault.
     StaleList,
-    /// Instances are missing in lists, or can't be looked at.
+    /// Instances are missing in lists, or unreadable.
     PartialList,
-    /// Agents that are to end their pods have not done so yet.
+    /// Agents have not yet ended the pods that they were told to end.
     HeldShutdown,
     /// Terminations are not done yet.
     SlowEnd,
     /// Terminations fail.
     FailedEnd,
-    /// Every running instance has a twin, of the same cell.
+    /// Every running instance has a twin, an instance of the same cell.
     Twin,
     /// An instance of this owner was launched by a daemon with another certificate authority.
     OtherAuthority,
@@ -33,31 +33,31 @@ pub(crate) enum Fault {
     Outage,
     /// No call is permitted.
     Denied,
-    /// Too many calls: none has an effect.
+    /// Too many calls are made, and no call has an effect.
     Throttled,
 }
 
 /// Faults without a meaning for a provider, with the reason.
 pub(crate) const WITHOUT_MEANING: &[(&str, Fault, &str)] = &[
-    ("netns", Fault::LateLaunch, "a call goes no further than its caller"),
-    ("netns", Fault::UnseenInstance, "an instance is found from the first step of its launch on"),
+    ("netns", Fault::LateLaunch, "a call ends with its caller"),
+    ("netns", Fault::UnseenInstance, "an instance is found as soon as its launch begins"),
     ("netns", Fault::StaleList, "each list reads the node itself"),
-    ("netns", Fault::HeldShutdown, "the end of a pod is that of its instance"),
-    ("netns", Fault::Twin, "the id of an instance is that of its cell"),
-    ("netns", Fault::OtherAuthority, "instances in a state directory are of a single daemon"),
-    ("netns", Fault::Denied, "calls need no permission of others"),
-    ("netns", Fault::Throttled, "calls are not counted"),
-    ("qemu", Fault::LateLaunch, "a call goes no further than its caller"),
-    ("qemu", Fault::UnseenInstance, "an instance is found from the first step of its launch on"),
+    ("netns", Fault::HeldShutdown, "a pod ends with its instance"),
+    ("netns", Fault::Twin, "an instance has the id of its cell"),
+    ("netns", Fault::OtherAuthority, "a state directory belongs to a single daemon"),
+    ("netns", Fault::Denied, "calls need no permission"),
+    ("netns", Fault::Throttled, "calls have no rate limit"),
+    ("qemu", Fault::LateLaunch, "a call ends with its caller"),
+    ("qemu", Fault::UnseenInstance, "an instance is found as soon as its launch begins"),
     ("qemu", Fault::StaleList, "each list reads the node itself"),
-    ("qemu", Fault::HeldShutdown, "the end of a pod is that of its instance"),
-    ("qemu", Fault::Twin, "the id of an instance is that of its cell"),
-    ("qemu", Fault::OtherAuthority, "instances in a state directory are of a single daemon"),
-    ("qemu", Fault::Denied, "calls need no permission of others"),
-    ("qemu", Fault::Throttled, "calls are not counted"),
+    ("qemu", Fault::HeldShutdown, "a pod ends with its instance"),
+    ("qemu", Fault::Twin, "an instance has the id of its cell"),
+    ("qemu", Fault::OtherAuthority, "a state directory belongs to a single daemon"),
+    ("qemu", Fault::Denied, "calls need no permission"),
+    ("qemu", Fault::Throttled, "calls have no rate limit"),
 ];
 
-/// Returns the reason for which a fault has no meaning for a provider.
+/// Returns the reason why a fault has no meaning for a provider.
 pub(crate) fn reason_without_meaning(provider: &str, fault: Fault) -> Option<&'static str> {
     let found =
         WITHOUT_MEANING.iter().find(|(of, without, _)| (*of, *without) == (provider, fault));
@@ -77,7 +77,7 @@ impl Gate {
         self.0.send_replace(false);
     }
 
-    /// Returns true while a call waits.
+    /// Returns whether a call waits.
     pub(crate) fn holds(&self) -> bool {
         self.0.receiver_count() > 0
     }

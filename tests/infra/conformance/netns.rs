@@ -1,4 +1,4 @@
-//! The netns provider under test. Its faults are those of the node: a state directory that can't
+//! The netns provider under test. Its faults are faults of the node: a state directory that can't
 //! be read, a program that can't be started, a CNI plugin that hangs or fails.
 
 use std::{
@@ -70,7 +70,7 @@ impl NetnsSubject {
         self.bench.config.netns.cell_binary.as_deref().unwrap()
     }
 
-    /// Returns the cells that have a directory, also while it is moved.
+    /// Returns the cells that have a directory, even if the directory is moved.
     fn ids(&self) -> Vec<CellId> {
         let dirs = [self.cells(), aside(&self.cells())];
         let entries = dirs.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
@@ -126,7 +126,7 @@ impl Subject for NetnsSubject {
             Fault::Outage => {
                 fs::create_dir_all(self.cells()).unwrap();
                 fs::rename(self.cells(), aside(&self.cells())).unwrap();
-                // Like a failing disk: another error than "not found".
+                // As on a failing disk, the error is not "not found".
                 fs::write(self.cells(), "").unwrap();
             }
             _ => {

@@ -18,7 +18,7 @@ use super::{
 
 /// The deadline of a call that can't succeed.
 const SHORT: Duration = Duration::from_millis(100);
-/// The listings that a fault of lists lasts.
+/// Listings during a fault of lists.
 const LISTINGS: usize = 5;
 
 pub(super) async fn lost_reply_of_a_launch_makes_one_cell(subject: Arc<impl Subject>) {
@@ -39,10 +39,10 @@ pub(super) async fn lost_reply_of_a_launch_makes_one_cell(subject: Arc<impl Subj
 
 pub(super) async fn late_reply_of_a_launch_leaves_nothing(subject: Arc<impl Subject>) {
     let world = World::start(&subject).await;
-    // An order without time would end before the first is handled.
+    // An order without time would end before the first order is handled.
     world.listings(2).await;
     subject.inject(Fault::HeldLaunch);
-    // The time of the call is over before the reply comes.
+    // The call ends before the reply arrives.
     let late = world.launch("pod", Duration::ZERO);
     wait_for("the launch has begun", async || subject.holds_launch()).await;
     let first = world.all().remove(0);
@@ -62,7 +62,7 @@ pub(super) async fn late_launch_leaves_nothing(subject: Arc<impl Subject>) {
     world.failures("launch", ErrorClass::Unanswered, 1).await;
     let first = world.all().remove(0);
     assert!(late.await.unwrap().is_err());
-    assert_eq!(world.all(), std::slice::from_ref(&first), "it may have an instance");
+    assert_eq!(world.all(), std::slice::from_ref(&first), "the cell may have an instance");
     subject.heal();
     world.ends(&first).await;
     let cell = world.run("pod").await;
@@ -106,7 +106,7 @@ pub(super) async fn stale_list_ends_no_cell(subject: Arc<impl Subject>) {
     world.listings(LISTINGS).await;
     world.assert_lives(&cell).await;
     subject.heal();
-    // A list that shows an ended instance as running launches and keeps nothing.
+    // A list that shows an ended instance as running causes no launch and keeps no cell.
     world.listings(1).await;
     subject.inject(Fault::StaleList);
     world.cells.terminate(&cell, "stopped").await.unwrap();
@@ -281,7 +281,7 @@ pub(super) async fn denied_calls_leave_nothing(subject: Arc<impl Subject>) {
     );
     world.listings(LISTINGS).await;
     world.assert_lives(&cell).await;
-    // The end of the pod is the agent's; that of its instance waits for the permission.
+    // The agent ends the pod; the end of its instance waits for the permission.
     world.cells.terminate(&cell, "stopped").await.unwrap();
     world.failures("terminate", ErrorClass::Auth, 2).await;
     assert_eq!(world.all(), std::slice::from_ref(&cell));

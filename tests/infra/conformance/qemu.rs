@@ -1,6 +1,6 @@
 //! The qemu provider under test, with a stub in place of its machines, with machines whose guest is
-//! a shell, or with those of the cell image, which have an agent. Its faults are those of the netns
-//! provider, because both share the instances of the node.
+//! a shell, or with machines of the cell image, which have an agent. Its faults are the faults of
+//! the netns provider, because both share the instances of the node.
 
 use std::{
     fs,
@@ -66,8 +66,7 @@ impl QemuSubject {
     }
 }
 
-/// Has a fixture's cells started by the real launcher, through a file of this test's own, which
-/// faults change.
+/// Makes the real launcher start a fixture's cells, through a file of this test that faults change.
 fn use_launcher(bench: &mut Bench) {
     let program = bench.config.netns.cell_binary.clone().unwrap();
     let real = Path::new(env!("CARGO_BIN_EXE_kiyot")).with_file_name("kiyot-cell");
@@ -157,7 +156,7 @@ impl Provider for Held {
     }
 
     async fn attach(&self, id: &InstanceId, to: &Attachment) -> Result<Attached, ProviderError> {
-        // An agent that is bound has come over the devices.
+        // A bound agent has connected over the devices.
         if self.provider.describe(id).await.is_ok_and(|instance| instance.state.is_alive()) {
             timeout(LIMIT, has_devices(format!("kiyot-{id}"))).await.unwrap();
         }

@@ -1,5 +1,5 @@
-//! The daemon's cells over a subject, with its agents or those that enrol as soon as their instance
-//! runs, and a kubelet that retries.
+//! The daemon's cells over a subject, with a kubelet that retries. The agents are the subject's
+//! own, or played agents that enrol as soon as their instance runs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -86,7 +86,7 @@ impl<S: Subject> Links for PlayedGateway<S> {
 /// The agents of a world's cells.
 enum Agents {
     Played(JoinHandle<()>),
-    /// Those of the instances, with the gateway to which they connect.
+    /// The agents of the instances, with the gateway to which they connect.
     OfInstances(Gateway),
 }
 
@@ -166,7 +166,7 @@ impl<S: Subject> World<S> {
         self.launch_without(self.second(), pod, timeout)
     }
 
-    /// Launches a cell for a pod that a provider refuses.
+    /// Launches a cell for a pod, which a provider refuses.
     fn launch_without(
         &self,
         provider: Option<ProviderKey>,
@@ -205,7 +205,7 @@ impl<S: Subject> World<S> {
         cell
     }
 
-    /// Waits until a launch has begun whose reply is held. Agents of instances connect meanwhile.
+    /// Waits until a launch has begun and its reply is held. Agents of instances connect meanwhile.
     pub(super) async fn launch_is_held(&self) {
         wait_for("the launch has begun", async || self.subject.holds_launch()).await;
         for link in self.all().iter().filter_map(|cell| self.agents.link(cell)) {
@@ -213,11 +213,11 @@ impl<S: Subject> World<S> {
         }
     }
 
-    /// Waits for further listings, which it has made at once.
+    /// Waits for further listings, and makes them happen at once.
     pub(super) async fn listings(&self, further: usize) {
         let (any, enough) = (CellId::mint().unwrap(), self.calls.of("list").len() + further);
         poll_until("instances are listed", LIMIT, PAUSE, async || {
-            // A link that breaks causes a listing.
+            // The loss of a link causes a listing.
             self.cells.linked(&any, None);
             (self.calls.of("list").len() >= enough).then_some(())
         })
@@ -244,8 +244,8 @@ impl<S: Subject> World<S> {
         running.filter(|(_, of)| of == cell).map(|(instance, _)| instance).collect()
     }
 
-    /// Asserts that a cell is bound, and that its instance runs and was never to end. An agent that
-    /// is not played answers, with its containerd.
+    /// Asserts that a cell is bound, and that its instance runs and was never terminated. An agent
+    /// that is not played must answer, with its containerd.
     pub(super) async fn assert_lives(&self, cell: &CellId) {
         if let Some(link) = self.agents.link(cell) {
             let missing = wait_until(format!("the agent of {cell} answers"), LIMIT, async || {
@@ -260,7 +260,7 @@ impl<S: Subject> World<S> {
         let instances = self.instances(cell);
         assert_eq!(instances.len(), 1, "{cell}");
         assert!(self.cells.get(cell).is_some(), "{cell} has ended");
-        // The key of an agent that is not played is its own.
+        // An agent that is not played has a key of its own.
         let admitted = self.cells.admits(cell.as_str(), "key");
         assert!(matches!(admitted, Ok(_) | Err(Refusal::OtherKey(_))), "{cell} ends");
         let ended = self.calls.of("terminate");
@@ -315,7 +315,7 @@ impl<S> Drop for World<S> {
     }
 }
 
-/// Starts the daemon's cells with a gateway, and agents unless those of the instances connect.
+/// Starts the daemon's cells with a gateway, and played agents unless the instances have agents.
 async fn serve<S: Subject>(
     store: &Store,
     calls: &Calls,

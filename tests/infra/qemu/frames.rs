@@ -1,4 +1,4 @@
-//! Frames as a guest sends them, and those that leave its cell's network namespace.
+//! Frames that a guest sends, and the frames that leave its cell's network namespace.
 
 use std::{
     collections::BTreeSet,
@@ -15,7 +15,7 @@ use rustix::net::{
 
 use super::bench::LIMIT;
 
-/// Begins the name of a frame, at its end.
+/// Begins the name of a frame, which is at the frame's end.
 const NAME: &[u8] = b"kiyot frame: ";
 /// The headers of IPv6, by number.
 const HOP_BY_HOP: u8 = 0;
@@ -150,7 +150,7 @@ fn ipv4(source: Ipv4Addr) -> Packet {
     (0x0800, [&head[..], &source.octets(), &[255; 4], &[0; 8]].concat())
 }
 
-/// Returns a message that says where an address is (RFC 826).
+/// Returns an ARP message for an address (RFC 826).
 fn arp(mac: [u8; 6], address: Ipv4Addr) -> Packet {
     let head = [0, 1, 8, 0, 6, 4, 0, 2];
     let address = address.octets();
@@ -190,8 +190,8 @@ pub(super) fn named((name, frame): &(&'static str, Vec<u8>)) -> String {
     hex::encode([frame, NAME, name.as_bytes()].concat())
 }
 
-/// The program that sends frames by a device, each given in hexadecimal digits. On one processor,
-/// which keeps them in order.
+/// The program that sends frames by a device, each given in hexadecimal digits. It runs on one
+/// processor, which keeps the frames in order.
 pub(super) const SENDER: &str = "
 import os, socket, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -205,7 +205,7 @@ for frame in sys.argv[2:]:
 pub(super) struct Receiver(JoinHandle<BTreeSet<String>>);
 
 impl Receiver {
-    /// Receives until these frames have come.
+    /// Receives until these frames have arrived.
     pub(super) fn start(expected: BTreeSet<String>) -> Self {
         let socket = socket_with(
             AddressFamily::PACKET,
@@ -229,9 +229,9 @@ fn receive(socket: &OwnedFd, expected: &BTreeSet<String>) -> BTreeSet<String> {
     let mut buffer = vec![0; 1 << 16];
     let began = Instant::now();
     while !names.is_superset(expected) {
-        assert!(began.elapsed() < LIMIT, "frames have come: {names:#?}");
+        assert!(began.elapsed() < LIMIT, "only these frames arrived: {names:#?}");
         let (_, length) = recv(socket, &mut buffer, RecvFlags::empty())
-            .unwrap_or_else(|error| panic!("{error}; frames have come: {names:#?}"));
+            .unwrap_or_else(|error| panic!("{error}; only these frames arrived: {names:#?}"));
         let frame = &buffer[..length];
         if let Some(at) = frame.windows(NAME.len()).position(|part| part == NAME) {
             names.insert(String::from_utf8_lossy(&frame[at + NAME.len()..]).into_owned());

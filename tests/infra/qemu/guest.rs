@@ -31,8 +31,8 @@ while :; do nc 169.254.77.1 7700 -e /bin/sh; sleep 1; done
 /// The line that ends the output of a command, before its exit code.
 const END: &str = "END OF COMMAND ";
 
-/// Makes an image whose first process is [`INIT`], from the cell image: its kernel, and its
-/// initramfs with another archive behind it, whose files replace others.
+/// Makes an image whose first process is [`INIT`]. It has the kernel of the cell image, and its
+/// initramfs with another archive behind it, whose files replace files of the initramfs.
 pub(super) fn make_image(dir: &Path) {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/cell-image");
     assert!(from.join("initramfs").exists(), "{} is absent: make cell-image", from.display());

@@ -85,7 +85,7 @@ async fn processes_of_a_machine_have_limits_and_the_weight_of_their_pod() {
     let sum = number(&weight_file(weighed.parent().unwrap()).unwrap());
     assert!(sum >= 321, "{sum}");
 
-    // A resize of the pod, which the kubelet writes to its cgroup, is followed by each list, also
+    // Each list follows a resize of the pod, which the kubelet writes to the pod's cgroup, also
     // after a restart of the daemon.
     let restarted = Qemu::new(&vms.bench.config, PauseImage::new(None));
     for (provider, weight) in [(&vms.provider, "400"), (&restarted, "300")] {
@@ -105,14 +105,14 @@ async fn processes_of_a_machine_have_limits_and_the_weight_of_their_pod() {
         }
     }
 
-    // Input and output in plenty keep to the limit.
+    // Heavy input and output keep to the limit.
     guest.succeeds(READS).await;
     let (limit, used) = (number(&pids.join("pids.max")), number(&pids.join("pids.current")));
     println!("limit {limit} used {used}");
     let events = fs::read_to_string(pids.join("pids.events")).unwrap();
     assert_eq!(events.lines().next(), Some("max 0"), "no thread was refused: {used} of {limit}");
 
-    // A process that took over QEMU starts no more than that.
+    // A process that took over QEMU starts no processes beyond the limit.
     let forks = Command::new("sh").arg("-c").arg(FORKS).arg(&pids).output().unwrap();
     let printed = String::from_utf8_lossy(&forks.stdout);
     assert!(!forks.status.success() && printed.is_empty(), "{forks:?}");

@@ -36,7 +36,7 @@ async fn states(vms: &Vms, instance: &Instance) -> [InstanceState; 2] {
 
 /// Verifies V4, V12.
 #[tokio::test]
-async fn machine_that_does_not_run_reads_so() {
+async fn paused_and_ended_machines_are_reported_with_their_state() {
     let vms = Vms::new();
     let (_, instance, mut guest) = vms.launch().await;
     wait_for("the monitor answers", async || {
@@ -51,7 +51,7 @@ async fn machine_that_does_not_run_reads_so() {
     let console = vms.provider.console(&instance.id).await.unwrap();
     assert!(console.ends_with("QEMU reports the machine as paused\n"), "{console}");
 
-    // A monitor that another client holds says nothing.
+    // A monitor that another client holds does not answer.
     let socket = vms.bench.instance_dir(&instance.id).join("qmp/qmp.sock");
     let held = UnixStream::connect(socket).unwrap();
     held.set_read_timeout(Some(LIMIT)).unwrap();
@@ -76,6 +76,6 @@ async fn machine_that_does_not_run_reads_so() {
     .await;
     let described = vms.provider.describe(&instance.id).await.unwrap();
     assert_eq!(described.end_reason, "the machine has shut down");
-    assert!(vms.qemu(&instance) > 0, "the process is there");
+    assert!(vms.qemu(&instance) > 0, "the process of QEMU runs");
     vms.end(&instance).await;
 }

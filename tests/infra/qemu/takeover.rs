@@ -1,4 +1,4 @@
-//! A QEMU that its guest has taken over: what it can take from the node and from other cells.
+//! Limits of a QEMU that its guest has taken over, on the node and among other cells.
 
 use std::{
     collections::BTreeSet,
@@ -22,7 +22,7 @@ use super::{
 
 /// Size of a played machine's disk, in bytes.
 const DISK_BYTES: u64 = 1 << 20;
-/// Script in QEMU's place that takes space on the node's disk in each way it can, and prints those
+/// Script in QEMU's place that tries each way to take space on the node's disk, and prints the ways
 /// that are not refused.
 const TAKE_SPACE: &str = r#"#!/usr/bin/python3 -I
 import ctypes, os, struct
@@ -73,12 +73,12 @@ fn space(dir: &Path) -> u64 {
 
 /// Verifies N30.
 #[test]
-fn qemu_that_was_taken_over_takes_no_more_of_the_disk_than_its_own() {
+fn qemu_that_was_taken_over_uses_no_disk_space_beyond_its_own() {
     let bench = super::Bench::new();
     let dir = tempfile::tempdir_in(bench.path()).unwrap();
     let played = dir.path().join("played");
-    // By a process of its own: a program that another thread's child still holds open for writing
-    // can't be started.
+    // A process of its own writes the program: a program can't be started while a child of another
+    // thread holds it open for writing.
     run("sh", &["-c", "printf '%s' \"$1\" > \"$0\"", &played.display().to_string(), TAKE_SPACE]);
     fs::set_permissions(&played, fs::Permissions::from_mode(0o755)).unwrap();
     fs::File::create(dir.path().join("disk.img")).unwrap().set_len(DISK_BYTES).unwrap();
@@ -103,7 +103,7 @@ fn qemu_that_was_taken_over_takes_no_more_of_the_disk_than_its_own() {
     assert!(space(dir.path()) < 2 * DISK_BYTES, "{}", space(dir.path()));
 }
 
-/// Has a machine's QEMU execute a command of its monitor. Returns whether it did.
+/// Has a machine's QEMU execute a command of its monitor. Returns whether the command succeeded.
 fn executes(socket: &Path, command: &str) -> bool {
     let mut monitor = UnixStream::connect(socket).unwrap();
     monitor.set_read_timeout(Some(LIMIT)).unwrap();
@@ -112,7 +112,7 @@ fn executes(socket: &Path, command: &str) -> bool {
     let mut execute = |command: &str| {
         monitor.write_all(command.as_bytes()).unwrap();
         let is_answer = |line: &String| line.contains("\"return\"") || line.contains("\"error\"");
-        // QEMU ends by the signal of its limit, unless it ignores that.
+        // QEMU ends by the signal of its limit, unless it ignores the signal.
         lines.by_ref().map_while(Result::ok).find(is_answer).unwrap_or_default()
     };
     assert!(execute(r#"{"execute": "qmp_capabilities"}"#).contains("\"return\""));
