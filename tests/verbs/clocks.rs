@@ -31,7 +31,7 @@ async fn container_times_are_within_the_times_of_the_node() {
         let started = kiyot.status(&container).unwrap();
         assert!((before..=now()).contains(&started.created_at), "{clock}: {started:?}");
         assert!((started.created_at..=now()).contains(&started.started_at), "{clock}: {started:?}");
-        // The clock jumps the other way.
+        // The clock jumps in the other direction.
         cell.with(|state| state.clock = Some(wild[wild.len() - 1 - n]));
         cell.exit(&format!("c{n}"), 3);
         let ended = kiyot.exited(&container).await;
@@ -111,7 +111,7 @@ async fn usage_and_metrics_times_are_recent_and_not_in_the_future() {
         let used = |cpu: Option<cri::CpuUsage>| {
             cpu.and_then(|cpu| cpu.usage_core_nano_seconds).map(|used| used.value)
         };
-        wait_for("the usage is told", || used(pod().cpu) == Some(value)).await;
+        wait_for("the usage is reported", || used(pod().cpu) == Some(value)).await;
         let pod = pod();
         let described = cri::MetricDescriptor {
             name: "container_sockets".to_owned(),

@@ -14,8 +14,7 @@ use tonic::Status;
 
 use crate::kit::{Fixture, LIMIT};
 
-/// Reads the next event, and checks it against the statuses that are read after it, which may only
-/// be later.
+/// Reads the next event, and then the statuses. A status must be as new as the event, or newer.
 async fn next(
     kiyot: &Fixture,
     events: &mut (impl Stream<Item = Result<bytes::Bytes, Status>> + Unpin),
@@ -45,7 +44,7 @@ async fn events_of_a_pod_have_the_order_of_its_life() {
     kiyot.exited(&container).await;
     let failing = kiyot.create(&sandbox, "other").await;
     kiyot.start_container(&failing).await;
-    // Its cell ends by itself, and with it all containers.
+    // Its cell ends by itself, and all containers end with it.
     kiyot.provider.crash();
     kiyot.exited(&failing).await;
     let remove = cri::RemoveContainerRequest { container_id: container.clone() };
@@ -73,7 +72,7 @@ async fn events_of_a_pod_have_the_order_of_its_life() {
         assert_eq!((event.container_event_type(), &event.container_id), (kind, id));
         let pod = event.pod_sandbox_status.unwrap();
         assert_eq!((&pod.id, &*pod.metadata.unwrap().uid), (&sandbox, "uid-web"));
-        assert!(event.created_at >= last, "times go on");
+        assert!(event.created_at >= last, "times never go back");
         last = event.created_at;
         let own = event.containers_statuses.iter().find(|status| status.id == *id);
         match kind {

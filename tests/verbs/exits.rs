@@ -1,4 +1,4 @@
-//! Reported exits: they count whatever follows.
+//! Reported exits, which no later event changes.
 
 use kiyot::backends::{Method, milpa::store::Batch};
 use kiyot_proto::{cell::event::Event, cri};
@@ -11,7 +11,7 @@ use crate::kit::Fixture;
 async fn reported(kiyot: &Fixture) -> String {
     let sandbox = kiyot.run("web").await;
     let container = kiyot.create(&sandbox, "main").await;
-    // Without a log its exit is recorded at once.
+    // The exit of a container without a log is recorded at once.
     let mut request = kiyot.container_request(&sandbox, "other");
     request.config.as_mut().unwrap().log_path.clear();
     let other: cri::CreateContainerResponse =
@@ -26,7 +26,7 @@ async fn reported(kiyot: &Fixture) -> String {
     cell.exit("c1", 0);
     kiyot.exited(&other.container_id).await;
     let state = kiyot.status(&container).unwrap().state();
-    assert_eq!(state, cri::ContainerState::ContainerRunning, "its log is not here yet");
+    assert_eq!(state, cri::ContainerState::ContainerRunning, "its log has not arrived yet");
     container
 }
 
@@ -85,11 +85,11 @@ async fn containers_of_a_stopped_sandbox_keep_their_codes_across_a_restart() {
     assert_eq!(codes, [3, 4]);
 }
 
-/// A daemon was killed during a start, and the kubelet creates the next attempt while that start
-/// ends in the cell.
+/// A daemon was killed during a start. The kubelet creates the next attempt while the start ends in
+/// the cell.
 /// Verifies Y4, X12.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attempt_that_started_while_it_was_replaced_was_killed() {
+async fn attempt_that_started_during_its_replacement_reads_killed() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let first = kiyot.create(&sandbox, "main").await;
@@ -114,7 +114,7 @@ async fn attempt_that_started_while_it_was_replaced_was_killed() {
         let status = kiyot.exited(&first).await;
         assert_eq!((status.exit_code, &*status.reason), (137, "Error"), "{status:?}");
         assert!(status.message.contains("next attempt"), "{status:?}");
-        assert!(status.started_at > 0, "it read RUNNING");
+        assert!(status.started_at > 0, "the attempt read RUNNING");
         cell.with(|state| state.unanswered.clear());
     };
     let (next, ()) = tokio::join!(next, meanwhile);

@@ -94,7 +94,7 @@ async fn containers_of_a_lost_cell_read_exited() {
     kiyot.provider.crash();
     let status = kiyot.exited(&runs).await;
     assert_eq!((status.exit_code, &*status.reason), (137, "CellLost"));
-    assert_eq!(kiyot.status(&done).unwrap().exit_code, 0, "what had ended before stays as it was");
+    assert_eq!(kiyot.status(&done).unwrap().exit_code, 0, "an earlier exit is kept");
     wait_for("the sandbox's end", || {
         kiyot.sandbox_status(&sandbox).unwrap().state() == cri::PodSandboxState::SandboxNotready
     })
@@ -170,7 +170,7 @@ async fn stop_succeeds_if_the_container_exits_during_it() {
     let status = stop().await.unwrap_err();
     assert!(
         status.message().contains("ttrpc: closed"),
-        "it runs on, and nobody says otherwise: {status}"
+        "the container is not reported as ended: {status}"
     );
     // It has exited, and the event is delayed.
     cell.with(|state| {
@@ -186,8 +186,8 @@ async fn stop_succeeds_if_the_container_exits_during_it() {
     kiyot.stop_sandbox(&sandbox).await;
 }
 
-/// After a restart of the daemon a cell may still be dialling, and its containers' last output is
-/// worth the wait.
+/// After a restart of the daemon a cell may still be dialling. The stop waits for it, to keep the
+/// last output of its containers.
 /// Verifies X3, Y22.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stop_waits_for_a_cell_that_is_dialling() {
@@ -198,17 +198,17 @@ async fn stop_waits_for_a_cell_that_is_dialling() {
     let cell = kiyot.provider.only();
     cell.with(|state| state.unanswered.push("Hello"));
     let kiyot = kiyot.restart().await;
-    // The cell has dialled and says nothing.
+    // The cell has dialled, but sends no events.
     wait_for("the cell calls home", || cell.with(|state| state.waiting_calls.contains("Hello")))
         .await;
     let mut stopping = std::pin::pin!(kiyot.stop_sandbox(&sandbox));
     assert!(
         tokio::time::timeout(Duration::from_secs(1), &mut stopping).await.is_err(),
-        "it waits for the cell"
+        "the stop waits for the cell"
     );
     cell.with(|state| state.unanswered.clear());
     stopping.await;
-    assert_eq!(kiyot.status(&main).unwrap().exit_code, 143, "it was stopped, not lost");
+    assert_eq!(kiyot.status(&main).unwrap().exit_code, 143, "the container was stopped, not lost");
     assert_eq!(kiyot.provider.running(), 0);
 }
 
@@ -239,7 +239,7 @@ async fn stop_of_a_silent_cell_ends_the_cell_first() {
     assert_eq!(
         kiyot.sandbox_status(&sandbox).unwrap().state(),
         cri::PodSandboxState::SandboxReady,
-        "it is not stopped yet, and nothing says so"
+        "the sandbox does not read as stopped yet"
     );
     // A retry waits for the same work.
     kiyot.stop_sandbox(&sandbox).await;
@@ -324,7 +324,7 @@ async fn restart_does_not_confirm_the_end_of_a_cell() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stop_that_a_restart_interrupted_reads_as_a_stop() {
+async fn stop_that_was_interrupted_by_a_restart_reads_as_a_stop() {
     let (kiyot, sandbox, main) = pod_that_cannot_end().await;
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() };
     kiyot.call::<cri::StopPodSandboxResponse>(Method::StopPodSandbox, stop).await.unwrap_err();
@@ -340,7 +340,7 @@ async fn stop_that_a_restart_interrupted_reads_as_a_stop() {
     );
 }
 
-/// A cell that does not answer a method does not keep its caller.
+/// A caller does not wait for an unanswered call beyond its deadline.
 /// Verifies F2.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_to_a_silent_cell_end_at_their_deadline() {

@@ -57,7 +57,7 @@ pub(crate) struct FakeProvider {
     pub(crate) refuses_to_end: AtomicBool,
     /// Prefix of the ids that cells choose.
     ids: String,
-    /// Status of the containerd of cells that are launched from now on, if it has one.
+    /// Runtime handlers of the containerd of later cells; `None` for a containerd without status.
     pub(crate) handlers: Mutex<Option<Vec<cri::RuntimeHandler>>>,
 }
 
@@ -119,12 +119,12 @@ impl FakeProvider {
         self.launched.lock().unwrap().len()
     }
 
-    /// Lets no launch through until `gate` has permits again.
+    /// Holds all launches until `gate` has permits again.
     pub(crate) fn hold_launches(&self) {
         self.gate.forget_permits(self.gate.available_permits());
     }
 
-    /// Ends the agents of all cells, which live on.
+    /// Ends the agents of all cells. The cells keep running.
     pub(crate) fn silence(&self) {
         self.cells.lock().unwrap().values().for_each(|running| running.end.cancel());
     }
@@ -136,7 +136,7 @@ impl FakeProvider {
         }
     }
 
-    /// Ends the only cell as by itself.
+    /// Ends the only cell, as if it had ended by itself.
     pub(crate) fn crash(&self) {
         for running in self.cells.lock().unwrap().values() {
             running.end.cancel();

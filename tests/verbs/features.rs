@@ -20,8 +20,8 @@ async fn features_are_those_of_the_last_cell_also_after_a_restart() {
         vec![handler("", false), handler("runc", true)],
         vec![handler("runc", false), handler("", true)],
     );
-    // A runtime without this status changes nothing, an old one lists no handlers, and of several
-    // the default handler counts, which runs all containers.
+    // A runtime without this status changes nothing. An old runtime lists no handlers. Of several
+    // handlers the default handler counts, because it runs all containers.
     for (n, (handlers, expected)) in [
         (None, false),
         (Some(vec![]), false),

@@ -52,7 +52,7 @@ async fn update_beyond_a_machine_is_refused_before_it_is_applied() {
 
     for (update, problem) in [
         (resources(1501, 0), "limits.cpu of 1.501 CPU is beyond its cell"),
-        // The CPUs would fit, and are not applied either.
+        // The CPUs would fit, but are not applied either.
         (resources(1500, 3 << 30), "limits.memory of 3072 MiB is beyond its cell"),
     ] {
         let refused = resize(&kiyot, &main, update).await.unwrap_err();
@@ -68,7 +68,7 @@ async fn update_beyond_a_machine_is_refused_before_it_is_applied() {
     assert_eq!(applied, Some(fits));
 }
 
-/// The values count that the cell has reported after an update.
+/// After an update, the values that the cell has reported count.
 ///
 /// Verifies U29.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -91,7 +91,7 @@ async fn reported_resources_bound_later_updates() {
 
 /// Verifies U29.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn update_of_a_cell_on_the_node_is_its_containerds_affair() {
+async fn update_of_any_size_reaches_containerd_of_a_cell_on_the_node() {
     let kiyot = Fixture::start().await;
     let sandbox = run(&kiyot).await;
     let main = create(&kiyot, &sandbox, "main", resources(500, 0)).await;

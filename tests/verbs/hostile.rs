@@ -27,7 +27,7 @@ async fn honest_and_liar(kiyot: &Fixture) -> (String, String) {
             kiyot.call(Method::CreateContainer, request).await.unwrap();
         containers.push(made.container_id);
     }
-    // After both exist: "c0" must be unambiguous.
+    // The containers start after both exist, so that "c0" is unambiguous.
     for container in &containers {
         kiyot.start_container(container).await;
     }
@@ -116,7 +116,7 @@ async fn reports_on_ids_of_other_cells_have_no_effect() {
     assert_eq!(
         (kiyot.containers().len(), kiyot.sandboxes().len()),
         (2, 2),
-        "nothing was made of it"
+        "the report created nothing"
     );
     let file = kiyot.dir.path().join("log/main.log");
     wait_for("the log has what the honest cell wrote", || {
@@ -141,7 +141,7 @@ async fn image_report_of_a_cell_changes_no_user_of_another_pod() {
     kiyot.provider.nth(1).with(|state| state.user = "nobody".to_owned());
     kiyot.create(&liar, "main").await;
     assert_eq!(["busybox", IMAGE].map(user), [None, None]);
-    // A report on an image of its own pod alone counts.
+    // Only a report on an image of its own pod counts.
     let mut request = kiyot.container_request(&liar, "other");
     let image = request.config.as_mut().unwrap().image.as_mut().unwrap();
     (image.image, image.user_specified_image) = ("app:1".to_owned(), "app:1".to_owned());
@@ -153,7 +153,7 @@ async fn image_report_of_a_cell_changes_no_user_of_another_pod() {
 
 /// Verifies L8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn endless_response_fails_its_call_alone() {
+async fn endless_response_fails_only_its_call() {
     let kiyot = Fixture::start().await;
     let (honest, liar) = honest_and_liar(&kiyot).await;
     let lying = kiyot.provider.nth(1);
@@ -190,8 +190,8 @@ async fn endless_response_fails_its_call_alone() {
         matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted | Code::Internal),
         "{status}"
     );
-    // Its log, its events and its termination message are endless, too.
-    lying.write("c0", "a line that is not what is read\n");
+    // Its log, its events and its termination message are endless too.
+    lying.write("c0", "a line that is never read\n");
     lying.exit("c0", 3);
     lying.with(|state| state.end_watch());
     for method in ["ReadLog", "Watch", "ExecSync", "CreateContainer", "ListContainers"] {
@@ -216,8 +216,8 @@ async fn lists_stay_short_for_any_report_of_a_cell() {
     let lying = kiyot.provider.nth(1);
     let of_liar = sandbox_of(&kiyot, "liar");
     let mut events = kiyot.daemon.cri.events();
-    // An image id as long as a response may be: no container is created of it, because a kubelet
-    // could soon decode no list of containers.
+    // An image id of the longest response. No container is created from the image, because the
+    // lists of containers would soon be too long for a kubelet.
     let image = cri::Image { id: "x".repeat(LONG / 4), ..Default::default() };
     let lie = cri::ImageStatusResponse { image: Some(image), ..Default::default() }.encode_to_vec();
     lying.with(|state| state.fixed_responses.insert("ImageStatus", Ok(lie)));
@@ -315,7 +315,7 @@ async fn error_message_of_a_cell_is_sanitized() {
     assert!(status.metadata().get("x-more").is_none());
 }
 
-/// The message is truncated on receipt, and stays as short when the shorter id of the cell is
+/// The message is truncated on receipt, and stays within this limit when the cell's shorter id is
 /// replaced.
 /// Verifies L11.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -334,11 +334,11 @@ async fn error_message_of_a_cell_is_short_also_with_ids_restored() {
     }
 }
 
-/// Each call of a container's life is answered without a message, with one of another type, with
-/// invalid bytes, and twice.
+/// Each call of a container's life is answered without a message, with a message of another type,
+/// with invalid bytes, and twice.
 /// Verifies L8, Y85.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn responses_of_another_type_or_number_harm_their_own_pod_alone() {
+async fn responses_of_another_type_or_number_harm_only_their_own_pod() {
     let kiyot = Fixture::start().await;
     let (honest, liar) = honest_and_liar(&kiyot).await;
     let lying = kiyot.provider.nth(1);
@@ -366,7 +366,7 @@ async fn responses_of_another_type_or_number_harm_their_own_pod_alone() {
             ["Version", "Status", "ImageStatus", "ChangeFiles", "CreateContainer", "ListContainers"]
         {
             lying.with(|state| state.fixed_messages = [(method, lie.clone())].into());
-            // It may fail, and must end.
+            // The call may fail, but must end.
             let request =
                 kiyot.container_request(&of_liar, &format!("{}-{n}", method.to_lowercase()));
             let made = kiyot.call::<cri::CreateContainerResponse>(Method::CreateContainer, request);

@@ -1,4 +1,4 @@
-//! Ids of a cell stay between the daemon and the cell: responses have the node's.
+//! Ids of a cell are only used between the daemon and the cell: responses have the node's ids.
 
 use futures::StreamExt;
 use kiyot::backends::Method;
@@ -16,8 +16,7 @@ fn has_none(what: &str, answer: &[u8]) {
     assert!(!found, "{what}: {}", String::from_utf8_lossy(answer));
 }
 
-/// Makes all calls for a pod and its container. Returns the number of bytes of the responses that
-/// name either.
+/// Makes all calls for a pod and its container. Returns how often the responses have either id.
 async fn answers(kiyot: &Fixture, sandbox: &str, container: &str) -> usize {
     let of_sandbox =
         cri::PodSandboxStatusRequest { pod_sandbox_id: sandbox.to_owned(), verbose: false }
@@ -146,7 +145,7 @@ async fn responses_have_no_id_of_the_cell() {
         let used = stats.stats.unwrap().cpu.and_then(|cpu| cpu.usage_core_nano_seconds);
         used.is_some_and(|used| used.value == 7)
     };
-    wait_for("the heartbeat is told", used).await;
+    wait_for("the heartbeat is processed", used).await;
     // Each id is in lists, statuses and statistics.
     assert!(answers(&kiyot, &sandbox, &container).await >= 10);
     cell.exit(&own, 3);

@@ -120,7 +120,7 @@ impl Fixture {
         Self { dir, provider, daemon }
     }
 
-    /// Returns the number of pods that wait for a place of a cell, by the metrics.
+    /// Returns the number of pods that wait for the launch of a cell, by the metrics.
     pub(crate) fn waiting_orders(&self) -> f64 {
         self.sample(ORDERS_WAITING.name).unwrap()
     }
@@ -144,7 +144,7 @@ impl Fixture {
         Ok(A::decode(answer).unwrap())
     }
 
-    /// Runs a pod that a rule of this name sends to cells of these providers.
+    /// Runs a pod whose routing rule, with this name, allows these providers.
     pub(crate) async fn run_by_rule(
         &self,
         request: cri::RunPodSandboxRequest,

@@ -40,7 +40,7 @@ async fn pod_runs_from_sandbox_to_removal() {
 
     kiyot.start_container(&container).await;
     let log = kiyot.dir.path().join("log/main.log");
-    assert!(log.exists(), "the log's file is there when StartContainer answers");
+    assert!(log.exists(), "the log's file exists when StartContainer answers");
     let status = kiyot.status(&container).unwrap();
     assert_eq!(status.state(), cri::ContainerState::ContainerRunning);
     assert!(status.started_at >= status.created_at);
@@ -74,7 +74,7 @@ async fn pod_runs_from_sandbox_to_removal() {
     assert_eq!(
         std::fs::read_to_string(&log).unwrap(),
         "first line\nlast words\n",
-        "the log is there before the end is told"
+        "the log is complete before the end is reported"
     );
 
     kiyot.stop_sandbox(&sandbox).await;
@@ -230,7 +230,7 @@ async fn reported_details_of_a_container_survive_a_restart() {
     cell.with(|state| state.unanswered.push("Watch"));
     let kiyot = kiyot.restart().await;
     assert_eq!(told(&kiyot), (cri::ContainerState::ContainerRunning, resources(128), user.clone()));
-    // They stay after the exit, whoever reports it.
+    // The details stay after the exit, also if the daemon reports it.
     kiyot.provider.crash();
     kiyot.exited(&container).await;
     let kiyot = kiyot.restart().await;
@@ -284,7 +284,7 @@ async fn warm_cell_has_run_a_sandbox_with_a_container_before_a_pod_takes_it() {
     })
     .await;
     assert!(cell.with(|state| state.containers.is_empty()));
-    // No list has it, and the pod that takes the cell is its first.
+    // No list has the rehearsal, and the pod that takes the cell is the cell's first pod.
     assert_eq!((kiyot.sandboxes(), kiyot.containers()), (Vec::new(), Vec::new()));
     let sandbox = kiyot.run("web").await;
     let container = kiyot.create(&sandbox, "main").await;

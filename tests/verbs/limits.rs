@@ -25,7 +25,7 @@ use crate::kit::Fixture;
 const TYPE_PRICE: Price = Price::from_micros(200_000);
 /// A price between that of one cell and of two.
 const PRICE_LIMIT: Price = Price::from_micros(300_000);
-/// The time after which the fixture of a queue gives up a launch, queued or not.
+/// The time after which the fixture of a queue gives up a launch, even a queued launch.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sets the provider's only instance type, at [`TYPE_PRICE`].
@@ -166,7 +166,7 @@ async fn pod_beyond_the_share_of_its_namespaces_budget_waits_and_is_refused_with
     wait_for("the pod asks", || asking().is_some()).await;
     kiyot.stop_sandbox(&first).await;
     third.await.unwrap().unwrap();
-    // Nothing is known of other namespaces.
+    // The budgets of other namespaces are unknown.
     let other = spawn(&kiyot, "other", "other".to_owned());
     wait_for("the pod asks", || asking().is_some()).await;
     cells.set_budgets_known(true);
@@ -185,7 +185,7 @@ async fn pod_over_the_limit_of_boots_waits_and_is_refused_with_the_cells_that_bo
     let cell_of_first = only_cell(&kiyot);
     let queued = spawn(&kiyot, "shop", "queued".to_owned());
     wait_for("the pod's place in the queue", || kiyot.waiting_orders() >= 1.0).await;
-    // A namespace without boots is next, so that a later pod outlasts the deadline of the queue.
+    // A namespace without boots is next. Its launch outlasts the deadline of the queue.
     let later = spawn(&kiyot, "other", "later".to_owned());
     wait_for("the later pod", || kiyot.waiting_orders() >= 2.0).await;
     kiyot.daemon.cells.set_limits(boots(2));
@@ -265,8 +265,8 @@ async fn queue_of_a_namespace_does_not_starve_the_pod_of_another() {
     wait_for("the queue", || kiyot.waiting_orders() >= QUEUE as f64).await;
     let of_other = spawn(&kiyot, "other", "only".to_owned());
     wait_for("the other pod", || kiyot.waiting_orders() > QUEUE as f64).await;
-    // Each permit is a launch: of the two that go on, and then of the other namespace. Records of
-    // cells that are placed at once may be written in another order.
+    // Each permit allows a launch: first the two pending launches, then a launch of the other
+    // namespace. Records of cells that are placed together may be written in another order.
     let is_of_other = || kiyot.provider.tags.lock().unwrap().values().any(|tag| tag == "other");
     let mut launches = 0;
     while !is_of_other() {

@@ -1,4 +1,4 @@
-//! The offerings that a pod's cell is launched of.
+//! The offerings from which a pod's cell is launched.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -72,7 +72,7 @@ async fn pod_that_fits_nothing_is_an_invalid_argument() {
 
 /// Verifies A12.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn named_type_that_no_zone_offers_is_an_invalid_argument_and_says_so() {
+async fn named_type_that_no_zone_offers_is_an_invalid_argument_with_the_reason() {
     let kiyot = with_types(&[("a", "0.2"), ("b", "0.3")]).await;
     {
         let mut catalogue = kiyot.provider.catalogue.lock().unwrap();
@@ -154,7 +154,7 @@ fn pool(memory: u64, count: usize) -> WarmPool {
 
 /// Verifies A27.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn catalogue_that_can_t_be_read_at_the_start_refuses_pods_with_the_cause_until_it_can() {
+async fn catalogue_unreadable_at_the_start_refuses_pods_with_the_cause_until_it_is_read() {
     let kiyot = Fixture::start().await;
     kiyot.provider.is_unreadable.store(true, Ordering::SeqCst);
     kiyot.daemon.cells.set_warm(&[pool(1 << 30, 1)]);
@@ -172,7 +172,7 @@ async fn catalogue_that_can_t_be_read_at_the_start_refuses_pods_with_the_cause_u
 
 /// Verifies A21, A27.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pool_that_is_changed_while_nothing_can_be_read_keeps_its_cells_and_is_filled_afterwards() {
+async fn pool_that_is_changed_during_an_outage_keeps_its_cells_and_is_filled_afterwards() {
     let (kept, other) = (1 << 30, 2 << 30);
     let kiyot = Fixture::start().await;
     kiyot.daemon.cells.set_warm(&[pool(kept, 1)]);
@@ -180,7 +180,7 @@ async fn pool_that_is_changed_while_nothing_can_be_read_keeps_its_cells_and_is_f
     wait_for("the pool is filled", || launched(1)(&kiyot)).await;
     kiyot.provider.is_unreadable.store(true, Ordering::SeqCst);
     kiyot.daemon.cells.set_warm(&[pool(kept, 2), pool(other, 1)]);
-    // Its offerings are known, and those of the other pool are not.
+    // The offerings of this pool are known, the offerings of the other pool are not.
     wait_for("the pool is larger", || launched(2)(&kiyot)).await;
     let refused = run(&kiyot, &[]).await.unwrap_err();
     assert!(refused.message().ends_with("read the images: the test says no"), "{refused}");
@@ -232,7 +232,7 @@ async fn offering_without_capacity_is_not_tried_again_at_once() {
     });
     let refused = run(&kiyot, &only_a).await.unwrap_err();
     assert_eq!((refused.code(), names(&kiyot)), (Code::ResourceExhausted, vec!["a".to_owned()]));
-    // Without a call of the provider.
+    // The provider is not called.
     kiyot.provider.candidates.lock().unwrap().clear();
     let refused = run(&kiyot, &only_a).await.unwrap_err();
     assert_eq!((refused.code(), candidates(&kiyot)), (Code::ResourceExhausted, vec![]));
@@ -243,7 +243,7 @@ async fn offering_without_capacity_is_not_tried_again_at_once() {
     assert_eq!(names(&kiyot), ["b"]);
 }
 
-/// A played reader of the Kubernetes API, which has a pod or never answers.
+/// A played reader of the Kubernetes API. It returns the requests of a pod, or never answers.
 #[derive(Debug)]
 pub(crate) struct PlayedRequests(pub(crate) Option<ApiRequests>);
 
@@ -263,7 +263,7 @@ impl PodRequests for PlayedRequests {
 
 /// Verifies K10.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pod_is_sized_by_the_requests_of_the_api_where_it_has_them() {
+async fn pod_is_sized_by_the_requests_of_the_api_if_known() {
     let large = ApiRequests { memory_request: 64 << 30, ..ApiRequests::default() };
     let kiyot = with_types(&[("a", "0.2")]).await;
     kiyot.daemon.cri.set_pod_requests(Arc::new(PlayedRequests(Some(large))));
@@ -272,7 +272,7 @@ async fn pod_is_sized_by_the_requests_of_the_api_where_it_has_them() {
         refused.message().contains("64 GiB") || refused.message().contains("65536"),
         "{refused}"
     );
-    // An annotation is the word of the pod's owner.
+    // An annotation takes precedence.
     run(&kiyot, &[(MEMORY, "1Gi")]).await.unwrap();
     assert_eq!(names(&kiyot), ["a"]);
 }
@@ -295,7 +295,7 @@ async fn pod_with_gpus_is_refused_before_a_launch() {
 
 /// Verifies K6, K10.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn api_that_does_not_answer_keeps_no_pod_from_running() {
+async fn pod_runs_although_the_api_does_not_answer() {
     let kiyot = with_types(&[("a", "0.2")]).await;
     kiyot.daemon.cri.set_pod_requests(Arc::new(PlayedRequests(None)));
     run(&kiyot, &[]).await.unwrap();

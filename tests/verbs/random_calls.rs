@@ -1,5 +1,5 @@
-//! Random calls: concurrent, repeated and cancelled. A pod has a single cell at a time, and leaves
-//! nothing.
+//! Random calls: concurrent, repeated and cancelled. A pod has at most one cell at a time, and
+//! leaves nothing.
 
 use std::time::{Duration, Instant};
 
@@ -112,7 +112,7 @@ async fn random_calls_leave_nothing() {
             }
         }))
         .await;
-        // Cancelled calls may still run: this one joins them, or removes what they left.
+        // Cancelled calls may still run. This call joins them, or removes what they left.
         let request = kiyot.sandbox_request("web");
         let _ = kiyot.call::<cri::RunPodSandboxResponse>(Method::RunPodSandbox, request).await;
         for sandbox in kiyot.sandboxes() {

@@ -22,10 +22,10 @@ async fn container_with_a_lost_status_has_the_state_of_its_cell() {
     let mut lost = Batch::default();
     lost.remove(Table::ContainerStatuses, &runs).remove(Table::ContainerStatuses, &done);
     let kiyot = kiyot.restart_with(lost).await;
-    // If it read EXITED, its next attempt would run beside it.
+    // If the container read EXITED, its next attempt would run beside it.
     wait_for("the state of a container that runs", || match kiyot.status(&runs).unwrap().state() {
         cri::ContainerState::ContainerExited => {
-            panic!("a container that runs was said to have ended")
+            panic!("a running container was reported as ended")
         }
         state => state == cri::ContainerState::ContainerRunning,
     })
@@ -48,7 +48,7 @@ async fn sandbox_of_a_previous_version_keeps_its_cgroup_parent() {
         kiyot.call(Method::RunPodSandbox, request).await.unwrap();
     let sandbox = response.pod_sandbox_id;
     kiyot.create(&sandbox, "new").await;
-    // The record of a version that used the kubelet's in machines.
+    // The record of a version that used the kubelet's cgroup parent in machines.
     let mut records: Vec<(String, SandboxMeta)> =
         kiyot.daemon.store.load(Table::Sandboxes).await.unwrap();
     let (id, meta) = records.pop().unwrap();

@@ -30,7 +30,7 @@ async fn retry_joins_the_launch_and_gets_its_sandbox() {
         .call(Method::RunPodSandbox, request.encode_to_vec().into(), Some(Instant::now()))
         .await;
     assert_eq!(first.unwrap_err().code(), Code::DeadlineExceeded);
-    // Labels and annotations, which may change while a pod runs, make no other launch or sandbox.
+    // Labels and annotations may change while a pod runs. They cause no other launch or sandbox.
     let change = |request: &mut cri::RunPodSandboxRequest, label: &str| {
         let config = request.config.as_mut().unwrap();
         config.annotations.insert("changed".to_owned(), "meanwhile".to_owned());
@@ -147,7 +147,7 @@ async fn changed_rule_replaces_a_launch_and_no_running_sandbox() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unclaimed_sandbox_is_removed() {
+async fn orphan_sandbox_is_removed() {
     let kiyot = Fixture::with_claim_timeout(Duration::from_millis(50)).await;
     let request = kiyot.sandbox_request("web");
     let gone = kiyot
@@ -189,7 +189,7 @@ async fn container_whose_creation_was_not_answered_is_created_once() {
 
 /// Verifies X8.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandbox_claimed_during_the_removal_of_another_stays() {
+async fn sandbox_that_is_used_during_the_removal_of_another_stays() {
     const ABANDONED: usize = 4;
     let kiyot = Fixture::with_claim_timeout(Duration::from_millis(500)).await;
     let permits = kiyot.provider.way_out.available_permits();
@@ -211,14 +211,14 @@ async fn sandbox_claimed_during_the_removal_of_another_stays() {
     }
     // A removal runs, and the other sandboxes would be next.
     wait_for("the first end", || kiyot.provider.asked_to_end.load(Ordering::SeqCst) == 1).await;
-    wait_for("all are there", || kiyot.sandboxes().len() == ABANDONED).await;
+    wait_for("all sandboxes are listed", || kiyot.sandboxes().len() == ABANDONED).await;
     let sandboxes = kiyot.sandboxes();
     for sandbox in &sandboxes {
         kiyot.sandbox_status(&sandbox.id).unwrap();
     }
     kiyot.provider.way_out.add_permits(10);
-    wait_for("the end of the one", || kiyot.sandboxes().len() == ABANDONED - 1).await;
-    // When a later unclaimed sandbox is removed, the claim timeout of the others is over.
+    wait_for("the first removal", || kiyot.sandboxes().len() == ABANDONED - 1).await;
+    // When a later orphan sandbox is removed, the claim timeout of the other sandboxes has passed.
     abandon("last".to_owned()).await;
     wait_for("the end of the last", || {
         kiyot.provider.asked_to_end.load(Ordering::SeqCst) >= 2
@@ -229,7 +229,7 @@ async fn sandbox_claimed_during_the_removal_of_another_stays() {
     assert_eq!(
         (left.len(), kiyot.provider.running()),
         (ABANDONED - 1, ABANDONED - 1),
-        "they were asked for"
+        "the kubelet has asked for these sandboxes"
     );
     assert!(left.iter().all(|left| sandboxes.iter().any(|sandbox| sandbox.id == left.id)));
 }
@@ -245,7 +245,8 @@ async fn removal_of_a_container_that_may_be_starting_is_unavailable() {
     kiyot.exited(&done).await;
     kiyot.provider.silence();
     let remove = |id: &str| cri::RemoveContainerRequest { container_id: id.to_owned() };
-    // It has exited, so that its record is removed, before the daemon knows the agent's end too.
+    // The container has exited, so that its record is removed before the daemon knows that the
+    // agent has ended.
     kiyot
         .call::<cri::RemoveContainerResponse>(Method::RemoveContainer, remove(&done))
         .await
@@ -265,9 +266,9 @@ async fn removal_of_a_container_that_may_be_starting_is_unavailable() {
         .unwrap();
 }
 
-/// A stop ends the sandbox in its cell first, and the cell after it.
+/// A stop first ends the sandbox in its cell, and then the cell.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandbox_that_ends_in_its_stop_reads_ready_until_the_end_is_confirmed() {
+async fn sandbox_that_ends_during_its_stop_reads_ready_until_the_end_is_confirmed() {
     const USED: u64 = 1_000_000_007;
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
@@ -301,7 +302,7 @@ async fn sandbox_that_ends_in_its_stop_reads_ready_until_the_end_is_confirmed() 
             Some(linux.cpu?.usage_core_nano_seconds?.value)
         };
         wait_for("the heartbeat", || !is_ready(&kiyot, &sandbox) || used() == Some(USED)).await;
-        assert!(is_ready(&kiyot, &sandbox), "its end is not confirmed");
+        assert!(is_ready(&kiyot, &sandbox), "the end of its cell is not confirmed");
         kiyot.provider.way_out.add_permits(10);
     };
     tokio::join!(&mut stopping, processed);
@@ -341,7 +342,7 @@ async fn pod_with_the_uid_of_another_is_refused_at_once() {
     let sandbox = first.unwrap().pod_sandbox_id;
     refused(&format!("has {sandbox}")).await;
     assert_eq!(kiyot.provider.launched(), 1);
-    // A stopped pod has no claim to the uid.
+    // A stopped pod does not occupy the uid.
     let stop = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox };
     let _: cri::StopPodSandboxResponse = kiyot.call(Method::StopPodSandbox, stop).await.unwrap();
     run(&other).await.unwrap();

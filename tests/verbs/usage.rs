@@ -45,7 +45,7 @@ async fn container_has_usage_from_its_creation_to_its_end() {
             .unwrap()
     };
     assert_eq!(stats().cpu.unwrap().usage_core_nano_seconds, Some(cri::UInt64Value { value: 42 }));
-    // An exited container is in no list. By its id it has attributes and no usage.
+    // An exited container is in no list. A query by its id returns attributes without usage.
     kiyot.provider.only().exit("c1", 0);
     wait_for("the usage ends with the container", || list().unwrap().stats.len() == 1).await;
     assert_eq!((stats().attributes.unwrap().id, stats().cpu, stats().memory), (other, None, None));
@@ -138,7 +138,7 @@ async fn cells_send_metrics_while_they_are_scraped() {
     }
     let cell = |n| kiyot.provider.nth(n);
     for n in 0..2 {
-        assert_eq!(cell(n).with(|state| state.subscription_secs), None, "nobody has asked");
+        assert_eq!(cell(n).with(|state| state.subscription_secs), None, "no scrape yet");
         cell(n).with(|state| {
             state.metrics = Some(metrics(n as u64 + 7));
             state.tell(beat("c0", 5_000_000_000, None));
@@ -196,7 +196,7 @@ async fn cells_send_metrics_while_they_are_scraped() {
         assert_eq!(first[pod], (own, of_container));
         assert_eq!(cell(n).with(|state| state.subscription_secs), Some(80));
     }
-    // A later cell is subscribed, too.
+    // A later cell is subscribed too.
     kiyot.run("third").await;
     wait_for("the third cell is asked", || {
         cell(2).with(|state| state.subscription_secs) == Some(80)
