@@ -68,7 +68,7 @@ async fn full_disk_fails_writes_of_the_pod_and_harms_nothing_else() {
     })
     .await;
 
-    // The machine goes on. Its write fails, once the node is to keep it.
+    // The machine goes on. Its write fails when the data has to reach the node's disk.
     let write = "dd if=/dev/urandom of=/lost bs=1M count=16 conv=fsync 2>&1; echo code $?";
     let output = run(&mut kubelet, &main.id, write).await;
     assert!(output.contains("code 1"), "{output}");

@@ -1,4 +1,4 @@
-//! Enrolment at the gateway with the token of a cell in other hands.
+//! Enrolment at the gateway with a cell's token in the hands of others.
 
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use kiyot_testkit::{
 
 use super::{WAIT, console, options, pod, run, strong, strong_options};
 
-/// The difference of two clocks that a busy machine may show.
+/// Tolerated difference of two clocks on a busy machine.
 const TOLERATED_SECONDS: u64 = 60;
 
 /// Returns the seconds by which the clock of a container's machine differs from the node's.
@@ -68,7 +68,7 @@ async fn services_killed_in_the_machine_are_restarted_and_its_monitor_is_not_nee
     let main = running.container("main").clone();
     kubelet.logged(&main, "up").await;
     let cell = kiyot.cells().remove(0);
-    // The agent that is started again meets a clock that is wrong by decades.
+    // The restarted agent finds a clock that is wrong by decades.
     run(&mut kubelet, &main.id, "date -s @1000000000").await;
     assert!(clock_difference(&mut kubelet, &main.id).await > TOLERATED_SECONDS);
     for (times, service) in ["kiyot-cell agent", "containerd --config"].iter().enumerate() {
@@ -96,18 +96,18 @@ async fn services_killed_in_the_machine_are_restarted_and_its_monitor_is_not_nee
     })
     .await;
 
-    // QEMU serves a single client of its monitor, which is silent.
+    // QEMU serves a single client of its monitor, and this client is silent.
     let monitor = kiyot.state().join("cells").join(&cell).join("qmp/qmp.sock");
     let _held = UnixStream::connect(&monitor).unwrap();
     kubelet.stop_and_remove(&running).await.unwrap();
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
 
-/// Program that starts QEMU with a clock that stands at the year 2001.
+/// Program that starts QEMU with a clock in the year 2001.
 const LATE_QEMU: &str =
     "#!/bin/sh\nexec /usr/bin/qemu-system-x86_64 -rtc base=2001-09-09T01:46:40 \"$@\"\n";
 
-/// A program among those of the node, which is the only place that the jail of QEMU shows.
+/// A program among the node's programs, which the jail of QEMU shows.
 struct AddedProgram {
     path: String,
     _files: tempfile::TempDir,
@@ -151,7 +151,7 @@ async fn machine_with_a_wrong_clock_has_the_daemons_time_before_its_pod_starts()
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let expected = begun - TOLERATED_SECONDS..=now + TOLERATED_SECONDS;
     assert!(expected.contains(&at), "{at}, expected: {expected:?}");
-    // The machine did boot with the other time, and the agent set it.
+    // The machine booted with the other time, and the agent set the clock.
     let cell = kiyot.cells().remove(0);
     let console = console(&kiyot, &cell);
     assert!(console.contains("2001-09-09T") && console.contains("clock set"), "{console}");

@@ -1,5 +1,5 @@
-//! Root of a machine against other cells, the node and the daemon. docs/reports has the table of
-//! what it tries and gets: "root of a machine".
+//! Root of a machine against other cells, the node and the daemon. The report "root of a machine"
+//! in docs/reports has a table of its attempts and their results.
 
 use std::{
     fs,
@@ -20,16 +20,16 @@ use super::{WAIT, pod, run, stolen::Stolen, strong, strong_options};
 const ON_LINK: &str = "nsenter -n/proc/1/root/run/kiyot/link-ns";
 /// The launcher's address on the link.
 const LINK_HOST: &str = "169.254.77.1";
-/// Ports at which the node listens during the test, the link's own number among them for UDP.
+/// Ports at which the node listens during the test. The UDP ports include the link's own number.
 const TCP_PORTS: [u16; 4] = [22, 53, 7701, 10250];
 /// See [`TCP_PORTS`].
 const UDP_PORTS: [u16; 2] = [53, 7700];
 /// Hardware address of no device.
 const FOREIGN_MAC: &str = "02:00:5e:00:53:99";
-/// The most bytes of a file of a console. The node keeps a full one and the one after it.
+/// Limit of a file of a console, in bytes. The node keeps a full file and the next file.
 const MAX_CONSOLE_BYTES: u64 = 1 << 20;
 
-/// A pod in a machine that is not to be harmed.
+/// A pod in a machine that must not be harmed.
 struct Victim {
     pod: RunningPod,
     address: String,
@@ -64,7 +64,7 @@ fn neighbour(address: &str) -> Option<String> {
     words.nth(1).map(str::to_owned)
 }
 
-/// Listens at ports of the link, in the network namespace of a cell. What connects shows that the
+/// Listens at ports of the link, in the network namespace of a cell. A connection shows that the
 /// link leads there.
 fn listen_on_link(cell: &str) -> (Vec<TcpListener>, Vec<UdpSocket>) {
     let namespace = fs::File::open(format!("/run/netns/kiyot-{cell}")).unwrap();
@@ -110,7 +110,7 @@ async fn link_leads_to_the_gateway_alone(
 ) {
     let (tcp, udp) = listen_on_link(&attacker.cell);
     let gateway = format!("{ON_LINK} nc -w 10 {LINK_HOST} 7700 < /dev/null");
-    assert_eq!(attacker.run(kubelet, &gateway).await, "", "the gateway is there");
+    assert_eq!(attacker.run(kubelet, &gateway).await, "", "the gateway is reached");
     let script = format!(
         "for port in {}; do ({ON_LINK} timeout 4 nc -w 2 {LINK_HOST} $port < /dev/null && echo \
          TCP $port) & done; for port in {}; do (echo x | {ON_LINK} timeout 2 nc -u {LINK_HOST} \
@@ -118,7 +118,7 @@ async fn link_leads_to_the_gateway_alone(
         TCP_PORTS.map(|port| port.to_string()).join(" "),
         UDP_PORTS.map(|port| port.to_string()).join(" ")
     );
-    assert_eq!(attacker.run(kubelet, &script).await, "", "what the link leads to");
+    assert_eq!(attacker.run(kubelet, &script).await, "", "the link leads to no other port");
     for listener in &tcp {
         listener.set_nonblocking(true).unwrap();
         assert!(listener.accept().is_err(), "{listener:?} is reached by the link");
@@ -141,9 +141,9 @@ async fn link_leads_to_the_gateway_alone(
         attacker.fails(kubelet, &script).await;
     }
     assert!(on_node.accept().is_err(), "the node is reached by the link");
-    // By its own device the pod reaches it, as any pod does.
+    // By its own device the pod reaches the node, like any pod.
     attacker.run(kubelet, &format!("timeout 5 nc {bridge} {node_port} < /dev/null; :")).await;
-    assert!(on_node.accept().is_ok(), "the node's port is there");
+    assert!(on_node.accept().is_ok(), "the node's port is reached");
 }
 
 /// Tries frames of other pods on the pod's own device.
@@ -157,7 +157,7 @@ async fn frames_of_others_do_not_leave(
     let bridge = format!("{}.1", address.rsplit_once('.').unwrap().0);
     let page = format!("timeout 20 wget -q -O - http://{address}:8080/");
     assert_eq!(run(kubelet, local, &page).await, "page of victim\n");
-    // The node knows it, too.
+    // The node knows the victim's address too.
     output("busybox", &["wget", "-q", "-O", "-", &format!("http://{address}:8080/")]).unwrap();
     let (of_victim, of_bridge) = (neighbour(address).unwrap(), "cat /sys/class/net/eth0/address");
     let own = attacker.run(kubelet, of_bridge).await.trim().to_owned();
@@ -236,12 +236,12 @@ async fn floods_are_bounded(
          & i=$((i+1)); done; sleep 2; echo held"
     );
     attacker.run(kubelet, &hold).await;
-    // The other cell's calls need connections, too.
+    // The other cell's calls need connections too.
     for _ in 0..3 {
         let there = run(kubelet, &victim.pod.container("main").id, "echo there").await;
         assert_eq!(there, "there\n");
     }
-    // The flood keeps its own agent from the gateway, at most until it ends.
+    // The flood keeps its own agent from the gateway until it ends, at most.
     wait_until("the flood has ended", LIMIT, async || {
         let ended = kubelet.exec_sync(attacker.main(), &["killall", "nc", "sleep"]).await;
         ended.is_ok().then_some(())
@@ -251,7 +251,7 @@ async fn floods_are_bounded(
 
 /// Verifies V18, V19.
 #[tokio::test]
-async fn root_of_a_machine_harms_its_own_cell_alone() {
+async fn root_of_a_machine_harms_only_its_own_cell() {
     let node = Node::start().await;
     let of_provider = "disk_size = \"96Mi\"\n".to_owned();
     let kiyot = Kiyot::start(&node, KiyotOptions { of_provider, ..strong_options() }).await;

@@ -9,7 +9,7 @@ use super::{WAIT, options, pod, streams};
 
 /// Verifies D5, V1, V2.
 #[tokio::test]
-async fn pod_in_a_vm_lives_as_one_on_the_node() {
+async fn pod_in_a_vm_lives_like_a_pod_on_the_node() {
     let node = Node::start().await;
     let mut kiyot = Kiyot::start(&node, options()).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -23,7 +23,7 @@ async fn pod_in_a_vm_lives_as_one_on_the_node() {
     kubelet.logged(&main, "hello from first").await;
     kubelet.logged(&main, "blue").await;
 
-    // A kernel of its own, and a single device beside the loopback: the link is not the pod's.
+    // The pod has a kernel of its own, and a single device beside the loopback, without the link.
     let run = async |kubelet: &mut kiyot_testkit::Kubelet, script: &str| {
         let output = kubelet.exec_sync(&main.id, &["sh", "-c", script]).await.unwrap();
         assert_eq!(output.code, 0, "{script}: {}", output.stderr);
@@ -34,7 +34,7 @@ async fn pod_in_a_vm_lives_as_one_on_the_node() {
     let devices = run(&mut kubelet, "ls /sys/class/net").await;
     assert_eq!(devices.split_whitespace().collect::<Vec<_>>(), ["eth0", "lo"]);
 
-    // The node hears the agent by another device, which the pod neither has nor reaches.
+    // The agent connects to the node by another device, which the pod neither has nor reaches.
     let namespace = format!("kiyot-{}", kiyot.cells().remove(0));
     let heard = ["-n", &namespace, "neighbour", "show", "dev", LINK_TAP];
     let heard = kiyot_testkit::output("ip", &heard).unwrap();
@@ -45,7 +45,7 @@ async fn pod_in_a_vm_lives_as_one_on_the_node() {
     assert!(!own.contains(mac) && !own.contains(&guest), "{mac} is in the pod: {own}");
     run(&mut kubelet, &format!("! nc -w 5 {LINK_HOST} {LINK_PORT} < /dev/null")).await;
 
-    // The pod's address is one of the node's CNI network, and is reached from the node.
+    // The pod's address is in the node's CNI network, and the node reaches it.
     let status = kubelet.sandbox_status(&running.sandbox).await.unwrap();
     assert_eq!(status.state(), cri::PodSandboxState::SandboxReady);
     let ip = status.network.unwrap().ip;

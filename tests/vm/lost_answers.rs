@@ -1,5 +1,5 @@
-//! Answers of machines that are lost on their link. What a call has done is seen by requests of the
-//! pod to the node, which take the pod's network.
+//! Answers of machines that are lost on their link. Requests of the pod to the node, over the pod's
+//! network, show the effect of a call.
 
 use std::{
     net::SocketAddr,
@@ -91,15 +91,15 @@ async fn read(connection: &mut BufReader<TcpStream>) -> Option<String> {
 /// Verifies L3, X8, X12.
 #[tokio::test]
 #[ignore = "takes long without KVM; make test-vm"]
-async fn calls_whose_answers_are_lost_on_the_link_of_a_machine_are_done_once() {
+async fn calls_whose_answers_are_lost_on_the_link_of_a_machine_run_once() {
     let node = Node::start().await;
     let told = Told::start().await;
     let kiyot = Kiyot::start(&node, strong_options()).await;
     let link = Relay::before_gateway(&kiyot.state(), Rate::UNLIMITED);
     let mut kubelet = kiyot.kubelet().await;
     let port = told.address.port();
-    // The first container sees the other of its machine's containerd, once: containerd may undo a
-    // creation that nobody waits for, and the daemon repeats it.
+    // The first container sees the other container at its machine's containerd, at least once:
+    // containerd may undo a creation without a waiting caller, and the daemon repeats it.
     let watch = format!(
         "PORT={port}; {FUNCTIONS}; until [ $(ls {CONTAINERS} | wc -l) = 2 ]; do sleep 0.05; done; \
          halt created; while :; do sleep 1; done"
@@ -118,7 +118,7 @@ async fn calls_whose_answers_are_lost_on_the_link_of_a_machine_are_done_once() {
     link.cut();
     told.answer();
     let first = creating.await.unwrap();
-    // As a kubelet, which repeats the call.
+    // Like a kubelet, the test repeats the call.
     let created = wait_until("the container is created", LIMIT, async || {
         kubelet.create_container(&running, &second, 0).await.ok()
     })

@@ -1,5 +1,5 @@
-//! Pods in virtual machines, called as a kubelet calls. QEMU emulates the processor, so that these
-//! are few: `PROVIDER=qemu cargo test --test integration` runs those of all cells, by hand.
+//! Pods in virtual machines, called as by a kubelet. The tests are few, because QEMU emulates the
+//! processor: `PROVIDER=qemu cargo test --test integration` runs the tests of all cells, by hand.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code")]
 
 mod disks;
@@ -54,7 +54,7 @@ fn console(kiyot: &Kiyot<'_>, cell: &str) -> String {
     String::from_utf8_lossy(&content).into_owned()
 }
 
-/// Makes a pod one that has all power over its machine. [`strong_options`] allow it.
+/// Gives a pod all power over its machine. [`strong_options`] allow it.
 fn strong(mut pod: Pod) -> Pod {
     pod.host_pid = true;
     for container in &mut pod.containers {

@@ -63,7 +63,7 @@ async fn shortage_of_memory_ends_the_container_that_takes_it() {
     let main = running.container("main").clone();
     let cell = kiyot.cells().remove(0);
     assert_eq!(end(&mut kubelet, running.container("limited")).await, expected);
-    // Beyond the memory of the guest.
+    // The container takes more memory than the guest has.
     let (code, reason) = end(&mut kubelet, running.container("greedy")).await;
     assert_eq!(code, 137, "{reason}");
     assert_eq!(run(&mut kubelet, &main.id, "echo there").await, "there\n");
@@ -82,7 +82,7 @@ async fn shortage_of_memory_ends_the_container_that_takes_it() {
     let console = console(&kiyot, &cell);
     assert!(!console.contains("service exited"), "agent and containerd survive: {console}");
 
-    // The guest has touched all its memory, and QEMU keeps below its limit on the node.
+    // The guest has used all its memory, and QEMU stays below its limit on the node.
     let limit = memory_file(&cell, ["memory.limit_in_bytes", "memory.max"]);
     let peak = memory_file(&cell, ["memory.max_usage_in_bytes", "memory.peak"]);
     println!("limit {limit} peak {peak}");

@@ -24,8 +24,8 @@ const PAGE_BYTES: usize = 1 << 20;
 
 /// CNI plugin of a network whose pods share a bridge and its subnet.
 pub(crate) const BRIDGE: &str = "bridge";
-/// CNI plugin of a network whose pods have a device each: they reach their gateway, which is
-/// outside their subnet's route, by a route of its own, and each other through the node.
+/// CNI plugin of a network whose pods have a device each. A route of its own leads to their
+/// gateway, which is outside their subnet's route. Pods reach each other through the node.
 const POINT_TO_POINT: &str = "ptp";
 
 /// Gives the node's CNI network a plugin, a second family, and an MTU. Returns the node's addresses
@@ -96,7 +96,7 @@ impl Peer {
     async fn reaches(&self, kubelet: &mut Kubelet, other: &Self) {
         for host in &other.hosts {
             let address = host.trim_matches(['[', ']']);
-            // With its headers as large as the MTU.
+            // With its headers the packet is as large as the MTU.
             let payload = MTU - if address.contains(':') { 48 } else { 28 };
             let script = format!(
                 "ping -c 1 -W 10 -s {payload} {address} > /dev/null && wget -q -O - \
@@ -126,8 +126,8 @@ async fn pod_in_a_vm_has_a_network_without_a_bridge() {
     Box::pin(check_network(POINT_TO_POINT)).await;
 }
 
-/// Runs a pod in a virtual machine, one in a netns cell and one on the node, in a network of this
-/// CNI plugin.
+/// Runs a pod in a virtual machine, a pod in a netns cell and a pod on the node, in a network of
+/// this CNI plugin.
 async fn check_network(plugin: &str) {
     // Two tests would share the name server's address and the port of the node.
     static TURN: Mutex<()> = Mutex::const_new(());

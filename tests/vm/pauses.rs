@@ -31,17 +31,17 @@ async fn next_attempt_of_a_pod_waits_for_the_end_of_its_paused_machine() {
     let cell = kiyot.cells().remove(0);
     signal(&cell, Signal::STOP);
 
-    // As a kubelet whose StopPodSandbox went unanswered.
+    // Like a kubelet whose StopPodSandbox was not answered.
     let mut next = spec.clone();
     next.attempt = 1;
     let anew = kubelet.run_pod(&next).await.unwrap();
-    assert_eq!(processes(&["qemu-system", &cell]), Vec::<String>::new(), "the first has ended");
+    assert_eq!(processes(&["qemu-system", &cell]), Vec::<String>::new(), "the first VM has ended");
     let container = kubelet.container_status(&main.id).await.unwrap();
     assert_eq!(container.state(), cri::ContainerState::ContainerExited, "{container:?}");
     kubelet.logged(anew.container("main"), "up").await;
     assert!(!kiyot.cells().contains(&cell), "{:?}", kiyot.cells());
 
-    // The silence of a machine ends its pod, too.
+    // The silence of a machine ends its pod too.
     let cell = kiyot.cells().remove(0);
     signal(&cell, Signal::STOP);
     let container = kubelet.exited(&anew.container("main").id).await;
@@ -53,7 +53,7 @@ async fn next_attempt_of_a_pod_waits_for_the_end_of_its_paused_machine() {
     assert_eq!(kiyot.cells(), Vec::<String>::new());
 }
 
-/// The time for which the machine is paused: more than the agent waits for its daemon.
+/// The time for which the machine is paused: longer than the agent waits for its daemon.
 const PAUSE: Duration = Duration::from_secs(40);
 
 /// Verifies V12.
@@ -61,7 +61,7 @@ const PAUSE: Duration = Duration::from_secs(40);
 #[ignore = "takes long without KVM; make test-vm"]
 async fn resumed_machine_goes_on_or_ends_its_pod_and_never_both() {
     let node = Node::start().await;
-    // The daemon never takes the silence for the end, so that the agent decides.
+    // The daemon never treats the silence as the end, so that the agent decides.
     let milpa = "healthy_timeout = \"0s\"\norphan_timeout = \"20s\"\n".to_owned();
     let kiyot = Kiyot::start(&node, KiyotOptions { milpa, ..options() }).await;
     let mut kubelet = kiyot.kubelet().await;
@@ -73,7 +73,7 @@ async fn resumed_machine_goes_on_or_ends_its_pod_and_never_both() {
     signal(&cell, Signal::STOP);
     wait_until("the pause is over", LIMIT, async || (paused.elapsed() > PAUSE).then_some(())).await;
     let container = kubelet.container_status(&main.id).await.unwrap();
-    assert_eq!(container.state(), cri::ContainerState::ContainerRunning, "nothing says otherwise");
+    assert_eq!(container.state(), cri::ContainerState::ContainerRunning, "no end is reported");
     signal(&cell, Signal::CONT);
 
     let goes_on = wait_until("the machine goes on or has ended", LIMIT, async || {

@@ -1,4 +1,4 @@
-//! Power-off of a machine that no daemon knows.
+//! Power-off of a machine that is unknown to all daemons.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
 
 use kiyot_testkit::{LIMIT, cell_image, wait_until};
 
-/// Boot data of a cell whose gateway does not answer. Its time is that of a boot on a busy machine.
+/// Boot data of a cell whose gateway does not answer. Its timeout suits a boot on a busy machine.
 const BOOT_DATA: &str = r#"{
     "bootstrap": {
         "cell": "cell-aaaaaaaaaaaa",

@@ -1,4 +1,4 @@
-//! Powers of pods that an own kernel gives, compared with the same pod on the node.
+//! Powers that a pod gets by a kernel of its own, compared with the same pod on the node.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ const SYSCTLS: [(&str, &str); 7] = [
     ("net.core.somaxconn", "777"),
     ("net.ipv4.tcp_syncookies", "0"),
     ("net.ipv4.ip_local_port_range", "20000\t30000"),
-    // Of a pod with an IPv6 address.
+    // Needs a pod with an IPv6 address.
     ("net.ipv6.conf.all.disable_ipv6", "1"),
 ];
 /// Powers of a privileged container, each with a script that succeeds.
@@ -39,7 +39,7 @@ const NO_DIRECTORIES: &str = r#"{"defaultAction": "SCMP_ACT_ALLOW",
 /// Powers of a container without privileges.
 const PLAIN_POWERS: [&str; 1] = ["mknod /tmp/char c 1 3 && echo x > /tmp/char"];
 
-/// Runs a pod that asks for users of its own. In a machine, containers without privileges have
+/// Runs a pod that requests a user namespace. In a machine, containers without privileges have
 /// AppArmor's default profile.
 async fn run_pod(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
     let mapping = cri::IdMapping { host_id: 165_536, container_id: 0, length: 65_536 };
@@ -62,7 +62,7 @@ async fn run_pod(kubelet: &mut Kubelet, spec: &Pod) -> RunningPod {
                 let linux = config.linux.as_mut().unwrap();
                 let context = linux.security_context.as_mut().unwrap();
                 set(&mut context.namespace_options);
-                // The kernel of the node that runs the test may have none.
+                // The node's kernel may lack AppArmor.
                 if !spec.annotations.is_empty() && !context.privileged {
                     context.apparmor = Some(cri::SecurityProfile::default());
                 }
@@ -82,7 +82,7 @@ async fn settings(kubelet: &mut Kubelet, pod: &RunningPod) -> String {
     run(kubelet, &pod.container("plain").id, &script).await
 }
 
-/// Returns those of some scripts that succeed in a container.
+/// Returns the scripts that succeed in a container.
 async fn powers(kubelet: &mut Kubelet, container: &str, scripts: &[&'static str]) -> Vec<String> {
     let mut powers = Vec::new();
     for script in scripts {
@@ -94,8 +94,8 @@ async fn powers(kubelet: &mut Kubelet, container: &str, scripts: &[&'static str]
     powers
 }
 
-/// Checks that a seccomp profile in a file of the node confines a container of a machine, which
-/// does not see the file.
+/// Checks that a seccomp profile in a file of the node confines a container of a machine, although
+/// the machine does not see the file.
 async fn check_profile_of_the_node(node: &Node, kubelet: &mut Kubelet, machine: &RunningPod) {
     let directory = node.kubelet_directory().join("seccomp");
     fs::create_dir_all(&directory).unwrap();
@@ -151,7 +151,7 @@ async fn powers_of_a_pod_in_a_machine_are_those_of_the_node() {
     let denied = powers(&mut kubelet, &machine.container("plain").id, &POWERS[..5]).await;
     assert_eq!(denied, powers(&mut kubelet, &local.container("plain").id, &POWERS[..5]).await);
 
-    // All capabilities of the machine's kernel, where the node itself may lack some.
+    // The container has all capabilities of the machine's kernel. The node may lack some of them.
     let all = "last=$(cat /proc/sys/kernel/cap_last_cap); cap=$(grep CapEff /proc/self/status | \
                cut -f 2); printf '%x %x' 0x$cap $(( (1 << (last + 1)) - 1 ))";
     let capabilities = run(&mut kubelet, &machine.container("strong").id, all).await;

@@ -11,7 +11,7 @@ const SETTING: &str = "/proc/sys/kernel/core_pattern";
 
 /// Verifies V7.
 #[tokio::test]
-async fn privileged_pod_has_power_over_its_own_machine_alone() {
+async fn privileged_pod_has_power_only_over_its_own_machine() {
     let node = Node::start().await;
     let policy = "[backends.milpa.policy]\nprivileged = \"cell\"\n".to_owned();
     let kiyot = Kiyot::start(&node, KiyotOptions { sections: policy, ..options() }).await;
@@ -37,7 +37,7 @@ async fn privileged_pod_has_power_over_its_own_machine_alone() {
     );
     assert_eq!(fs::read(SETTING).unwrap(), before, "the node's setting is unchanged");
 
-    // The machine has the size that the pod asks for, with the memory of the cell's own programs.
+    // The machine has the size that the pod requests, and the memory of the cell's own programs.
     let script = "nproc && sed -n 's/MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo";
     let size = run(&mut kubelet, &main.id, script).await;
     let size: Vec<u64> = size.lines().map(|line| line.parse().unwrap()).collect();
@@ -48,7 +48,7 @@ async fn privileged_pod_has_power_over_its_own_machine_alone() {
                   grep -q '^dummy ' /proc/modules";
     run(&mut kubelet, &main.id, script).await;
 
-    // Reboots the machine at once: the call may or may not return.
+    // Reboots the machine at once, so that the call may fail.
     let reboot = ["sh", "-c", "echo 1 > /proc/sys/kernel/sysrq; echo b > /proc/sysrq-trigger"];
     let _ = kubelet.exec_sync(&main.id, &reboot).await;
     wait_until("the pod has ended with its machine", LIMIT, async || {

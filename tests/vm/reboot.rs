@@ -8,7 +8,7 @@ use kiyot_testkit::{Kiyot, Node, kill_all, processes, wait_for};
 
 use super::{WAIT, options, pod};
 
-/// The boot id of a boot that is over.
+/// The boot id of a previous boot.
 const EARLIER_BOOT: &str = "the boot before";
 
 /// Verifies V15.

@@ -1,5 +1,5 @@
-//! Credentials of a cell in the hands of its pod, and what it can try with them at the gateway. The
-//! launcher of a machine copies the bytes of its link, so that the gateway's socket stands for it.
+//! Credentials of a cell in the hands of its pod, and attempts with them at the gateway. The tests
+//! use the gateway's socket, because the launcher of a machine only copies the bytes of its link.
 
 use std::path::PathBuf;
 
@@ -22,7 +22,7 @@ use super::{enrolment, run};
 const BOOT_DATA: &str = "/proc/1/root/sys/firmware/qemu_fw_cfg/by_name/opt/org.kiyot/cell.json/raw";
 /// The directory of the agent's key and certificate.
 const AGENT_DIR: &str = "/proc/1/root/var/lib/kiyot-cell/private/agent";
-/// The most bytes of a message of the gateway.
+/// Limit of a message of the gateway, in bytes.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// The credentials of a cell.
@@ -33,7 +33,7 @@ pub(crate) struct Stolen {
 }
 
 impl Stolen {
-    /// Reads them in a container with all power over its machine.
+    /// Reads the credentials in a container with all power over its machine.
     pub(crate) async fn read(kubelet: &mut Kubelet, container: &str, gateway: PathBuf) -> Self {
         let boot_data = run(kubelet, container, &format!("cat {BOOT_DATA}")).await;
         let mut files = Vec::new();
@@ -69,8 +69,8 @@ impl Stolen {
         enrolment::enrol(&self.bootstrap, cell, token, key).await
     }
 
-    /// Connects with the cell's certificate, says that it is another cell, and waits until the
-    /// gateway has cut the connection. Returns the number of messages before.
+    /// Connects with the cell's certificate, claims to be another cell, and waits until the gateway
+    /// has cut the connection. Returns the number of messages before the cut.
     pub(crate) async fn claim_to_be(&self, cell: &str) -> usize {
         let identity = Identity::new(vec![self.certificate.clone()], self.key.clone());
         let tls = tls::cell_client(&self.bootstrap.ca_sha256, identity).unwrap();

@@ -32,7 +32,7 @@ async fn pod_takes_a_warm_machine_and_a_reload_drains_the_pool() {
     let main = running.container("main").clone();
     kubelet.logged(&main, "up").await;
     assert!(run(&mut kubelet, &main.id, "ip -4 address show eth0").await.contains("inet 10.88."));
-    // A privileged container has no profile, so that the machine has it from its rehearsal.
+    // A privileged container loads no profile: the machine has the profile from its rehearsal.
     let profiles = "cat /proc/1/root/sys/kernel/security/apparmor/profiles";
     let profiles = run(&mut kubelet, &main.id, profiles).await;
     assert!(profiles.contains("cri-containerd.apparmor.d"), "{profiles}");
