@@ -83,7 +83,7 @@ enum Command {
         /// *.yml and *.json, or "-" for the standard input. Can be repeated.
         #[arg(short, long, required = true)]
         filename: Vec<PathBuf>,
-        /// Names the instance of each pod in a cell and its price, whatever the provider is:
+        /// Names the instance of each pod in a cell and its price, for every provider:
         /// "ec2-us-east-1" is built in, anything else is a file (docs/annotations.md).
         #[arg(long)]
         catalogue: Option<PathBuf>,

@@ -1,4 +1,4 @@
-//! gRPC clients of unix sockets, such as those of container runtimes.
+//! gRPC clients of unix sockets, such as the sockets of container runtimes.
 
 use std::path::Path;
 

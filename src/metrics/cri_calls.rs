@@ -85,9 +85,9 @@ struct Durations {
 pub struct CriCalls {
     methods: Vec<&'static str>,
     backends: Vec<String>,
-    /// By method, backend and code.
+    /// Number of calls by method, backend and code.
     counts: Box<[[AtomicU64; CODES.len()]]>,
-    /// By method and backend.
+    /// Durations by method and backend.
     durations: Box<[Durations]>,
     begun: AtomicU64,
 }

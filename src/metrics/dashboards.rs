@@ -10,7 +10,7 @@ const DASHBOARD: &str = "deploy/grafana/kiyot.json";
 const RULES: &str = "deploy/prometheus/kiyot-rules.yaml";
 /// Labels that Prometheus adds to each sample.
 const TARGET_LABELS: [&str; 2] = ["instance", "job"];
-/// Words of PromQL and of Grafana's queries that are no metrics.
+/// Words of PromQL and of Grafana's queries that are not metrics.
 const WORDS: [&str; 14] = [
     "sum",
     "count",

@@ -400,7 +400,7 @@ async fn newest_image_of_an_owner_is_launched() {
     provider.launch(&LaunchSpec { parameters, ..spec }, "token").await.unwrap();
     let call = world.cloud.calls_of("RunInstances").remove(0);
     assert_eq!(call.parameters["ImageId"], newest);
-    // The images are those of another owner.
+    // The images belong to another owner.
     let error = named("099720109477").await.check().await.unwrap_err();
     assert!(error.text().contains(none), "{}", error.text());
 }

@@ -13,7 +13,7 @@ use kiyot_values::price::Price;
 
 use crate::world::{NANO, World};
 
-/// Another region than that of the built-in prices.
+/// Another region than the region of the built-in prices.
 const OTHER_REGION: &str = "eu-west-1";
 /// A price that only the price list has.
 const ODD: &str = "0.0101010000";

@@ -122,7 +122,7 @@ impl Bench {
         static RUN: LazyLock<u32> =
             LazyLock::new(|| RandomState::new().hash_one("the run") as u32 % 0xf_ffff);
         let run = *RUN;
-        // Of a fixed length, so that no name is a prefix of another.
+        // The length is fixed, so that no name is a prefix of another.
         let name = format!("t{run:05x}n{number:02}");
         let dir = tempfile::tempdir().unwrap();
         let subnet = (u8::try_from(run % 200).unwrap(), number);

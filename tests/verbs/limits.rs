@@ -23,7 +23,7 @@ use crate::kit::Fixture;
 
 /// The price of the only instance type.
 const TYPE_PRICE: Price = Price::from_micros(200_000);
-/// A price between that of one cell and of two.
+/// A price between the price of one cell and of two cells.
 const PRICE_LIMIT: Price = Price::from_micros(300_000);
 /// The time after which the fixture of a queue gives up a launch, even a queued launch.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(10);

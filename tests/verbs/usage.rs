@@ -155,7 +155,7 @@ async fn cells_send_metrics_while_they_are_scraped() {
         ..Default::default()
     });
     let described = cri::ListMetricDescriptorsResponse { descriptors: described.into() };
-    // The pod's own metrics, and those of its containers.
+    // The pod's own metrics, and the metrics of its containers.
     let list = async || {
         let list = kiyot.list_metrics(&described).await;
         let told = |metric: cri::Metric| {

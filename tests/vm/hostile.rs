@@ -128,7 +128,7 @@ async fn link_leads_to_the_gateway_alone(
         assert!(socket.recv(&mut [0; 8]).is_err(), "{socket:?} is reached by the link");
     }
 
-    // Neither the node's addresses nor those of pods are behind it.
+    // The link leads neither to the node's addresses nor to addresses of pods.
     let bridge = format!("{}.1", victim.address.rsplit_once('.').unwrap().0);
     let on_node = TcpListener::bind((bridge.as_str(), 0)).unwrap();
     on_node.set_nonblocking(true).unwrap();

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Period of the scans of the spool directory.
 const SCAN_PERIOD: Duration = Duration::from_millis(10);
-/// Period of heartbeats, about that of an agent.
+/// Period of heartbeats, about as long as an agent's period.
 const HEARTBEAT_PERIOD: Duration = Duration::from_secs(5);
 /// Bytes at the end of an id for the number of a container.
 const ID_SUFFIX_BYTES: usize = 2;

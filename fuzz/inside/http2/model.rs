@@ -123,7 +123,7 @@ impl Model {
             }
             frame::RST_STREAM => {
                 let before = self.streams.insert(head.stream, Stream::Reset);
-                // This side refuses each frame of a skipped or closed stream anew.
+                // This side refuses each frame of a skipped or closed stream again.
                 let is_refused = self.is_server && (before.is_some() || head.stream < self.last_id);
                 assert!(
                     is_refused || before.is_some_and(|before| before != Stream::Reset),

@@ -1,4 +1,4 @@
-//! Faults that a subject can play, and those that have no meaning for a provider.
+//! Faults that a subject can play, and faults without a meaning for a provider.
 
 use tokio::sync::watch;
 
@@ -17,7 +17,7 @@ pub(crate) enum Fault {
     StaleList,
     /// Instances are missing in lists, or unreadable.
     PartialList,
-    /// Agents have not yet ended the pods that they were told to end.
+    /// Agents have not yet ended pods that they have to end.
     HeldShutdown,
     /// Terminations are not done yet.
     SlowEnd,

@@ -96,7 +96,7 @@ async fn processes_of_a_machine_have_limits_and_the_weight_of_their_pod() {
     let sum = number(&weight_file(weighed.parent().unwrap()).unwrap());
     assert!(sum >= 300, "{sum}");
 
-    // The limits and the weight are those of QEMU and its launcher.
+    // The limits and the weight apply to QEMU and its launcher.
     let pids = with_file(cell, "pids.max");
     for pid in [vms.qemu(&instance), vms.bench.launcher(&instance.id)] {
         for dir in [&weighed, &pids] {
