@@ -142,8 +142,8 @@ pub fn explain(config: &Config, manifest: &Manifest, prices: Prices<'_>) -> Expl
     explain_while(|| true, config, manifest, prices)
 }
 
-/// Explains pods while `is_wanted` returns true. After [`MAX_TEXT_BYTES`] the last entry stands for
-/// all further pods.
+/// Explains pods while `is_wanted` returns true. After a bounded number of bytes the last entry
+/// stands for all further pods.
 pub fn explain_while(
     is_wanted: impl Fn() -> bool,
     config: &Config,
