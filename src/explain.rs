@@ -43,7 +43,8 @@ const MAX_FACT_CHARS: usize = 1024;
 /// Bytes of headings and facts after which further pods are counted.
 const MAX_TEXT_BYTES: usize = 1024 * 1024;
 /// Note on runtime handlers: the manifest of a pod names a RuntimeClass, not its handler.
-const NAMED_LIKE_ITS_CLASS: &str = "note: the handler of a RuntimeClass is taken to have its name";
+const NAMED_LIKE_ITS_CLASS: &str =
+    "note: assumes that a RuntimeClass and its handler have one name";
 /// Limit of the notes on documents without pods; further notes are counted.
 const MAX_NOTES: usize = 100;
 
@@ -333,8 +334,8 @@ fn explain_cell(
     {
         lines.say(format!("goes to {node_backend} instead of {}: it {what}", decision.backend));
         lines.say(
-            "note: its first sandbox is in a cell, which ends when the kubelet names that \
-                   container",
+            "note: its first sandbox is in a cell; the cell ends when the kubelet creates that \
+             container",
         );
         note_unused_annotations(lines, pod);
         return;

@@ -57,7 +57,7 @@ pub(super) enum Unhealthy {
     Slow(Duration),
     #[error("CRI socket failed: {0}")]
     Failed(String),
-    #[error("call of Version failed with the code {0} of gRPC; allowed: 0")]
+    #[error("call of Version failed with gRPC code {0}; allowed: 0")]
     Refused(String),
 }
 

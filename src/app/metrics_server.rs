@@ -94,7 +94,7 @@ impl MetricsServer {
             Ok(())
         };
         let failed = |error: io::Error| {
-            tracing::error!(%error, "metrics are not served, pods are: their thread failed");
+            tracing::error!(%error, "metrics are not served, pods go on: their thread failed");
         };
         let spawned = thread::Builder::new()
             .name(THREAD.to_owned())
@@ -148,7 +148,7 @@ async fn listen(address: SocketAddr) -> TcpListener {
                     %address,
                     %error,
                     retry = ?LISTEN_PAUSE,
-                    "metrics are not served, pods are: metrics.listen can't be listened on"
+                    "metrics are not served, pods go on: metrics.listen can't be listened on"
                 );
             }
             Err(_) => {}

@@ -58,7 +58,7 @@ pub(super) fn explain(
         return ranked;
     };
     if is_estimated(lines, needs, &ranked) {
-        lines.say("prices are estimates, those of us-east-1: the daemon reads those of the region");
+        lines.say("prices are estimates from us-east-1: the daemon reads the region's prices");
     }
     name_misses(lines, catalogue, needs, rules, first);
     ranked
@@ -79,7 +79,7 @@ pub(super) fn explain_live(
             None => lines.refuse(NoFit::new(catalogue, needs, rules)),
         }
     } else if is_estimated(lines, needs, &ranked) {
-        lines.say("prices are estimates, those of us-east-1");
+        lines.say("prices are estimates from us-east-1");
     }
     let avoided = fitting.iter().filter_map(|candidate| {
         let reason = live.refusals.reason(&candidate.offering, live.now)?;

@@ -45,7 +45,7 @@ pub(super) fn note(lines: &mut Lines, pod: &Pod, provider: ProviderKind, reads_r
     }
     if !pod.claims.is_empty() {
         lines.say(format!(
-            "note: its resource claims ({}) are not in a cell, which refuses their devices",
+            "note: cells have no resource claims ({}), and refuse their devices",
             pod.claims.join(", ")
         ));
     }

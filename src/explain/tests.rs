@@ -174,7 +174,7 @@ fn every_field_of_kubernetes_is_explained() {
         "at \"/dev/x\" (a device or a block volume, which no policy gives)",
         "mounts the volume \"csi\" (csi) of the node, and policy.host_path is \"refuse\"",
         "note: container \"c\" mounts /a recursively read-only, which needs containerd 2.0",
-        "note: its resource claims (gpu) are not in a cell, which refuses their devices",
+        "note: cells have no resource claims (gpu), and refuse their devices",
     ] {
         assert!(!fine && text.contains(part), "{part} is not in {text}");
     }
@@ -261,7 +261,7 @@ fn runtime_class_of_another_runtime_is_noted_or_stays_on_the_node() {
              spec: {{runtimeClassName: gvisor, containers: [{{name: c, image: i}}]}}\n"
         )
     };
-    let named_like_its_class = "note: the handler of a RuntimeClass is taken to have its name";
+    let named_like_its_class = "note: assumes that a RuntimeClass and its handler have one name";
     let (text, fine) = explained(OPT_IN, &pod("kubernetes.io/target-runtime: kiyot"));
     let unknown = "note: the handler of RuntimeClass \"gvisor\" is not known here; if it has its \
                    name, the pod is refused: annotation kubernetes.io/target-runtime";
@@ -464,7 +464,7 @@ fn built_in_prices_are_estimates_in_another_region() {
     let (text, fine) = placed(&config("eu-west-1"), amd64, Prices::BuiltIn);
     let estimate = "its instance: c7a.medium (On-Demand) at about $0.05132 an hour";
     assert!(fine && text.contains(estimate), "{text}");
-    assert!(text.contains("prices are estimates, those of us-east-1"), "{text}");
+    assert!(text.contains("prices are estimates from us-east-1"), "{text}");
     let (text, fine) = placed(&config("us-east-1"), amd64, Prices::BuiltIn);
     let exact = "its instance: c7a.medium (On-Demand) at $0.05132 an hour";
     assert!(fine && text.contains(exact) && !text.contains("estimate"), "{text}");

@@ -15,7 +15,7 @@ pub(super) fn explain(lines: &mut Lines, target: &Target<'_>, pod: &Pod, contain
             SourceKind::File { is_optional } => {
                 let what = format!(
                     "container {name:?} has the variable {variable:?} of a file in a volume \
-                     (fileKeyRef), which the kubelet reads on the node, where an emptyDir of a \
+                     (fileKeyRef): the kubelet reads the file on the node, where an emptyDir of a \
                      cell is empty"
                 );
                 if *is_optional {
@@ -81,7 +81,8 @@ fn note_resource(
     let of = container.as_ref().map(|name| format!(" of container {name:?}")).unwrap_or_default();
     let filled_in = if is_declared { "the node declares" } else { "the node can allocate" };
     lines.say(format!(
-        "note: {what} has {resource}{of}, which without a limit is what {filled_in}, not its cell"
+        "note: {what} has {resource}{of}: without a limit it is the amount that {filled_in}, not \
+         the amount of its cell"
     ));
 }
 

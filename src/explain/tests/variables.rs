@@ -21,14 +21,15 @@ fn variables_with_facts_of_the_node_are_noted_for_other_machines() {
                metadata.labels}}]}\n  \
                - name: p\n    projected: {sources: [{downwardAPI: {items: [{path: a/b, \
                resourceFieldRef: {containerName: o, resource: limits.ephemeral-storage}}]}}]}\n";
-    let cpus = "note: container \"c\": CPUS has limits.cpu, which without a limit is what the node \
-                can allocate, not its cell";
-    let other = "note: container \"c\": OTHER has limits.memory of container \"o\", which without \
-                 a limit is what the node can allocate, not its cell";
-    let file = "note: volume \"d\": cpus has limits.cpu of container \"c\", which without a limit \
-                is what the node can allocate, not its cell";
-    let projected = "note: volume \"p\": a/b has limits.ephemeral-storage of container \"o\", \
-                     which without a limit is what the node can allocate, not its cell";
+    let cpus = "note: container \"c\": CPUS has limits.cpu: without a limit it is the amount that \
+                the node can allocate, not the amount of its cell";
+    let other = "note: container \"c\": OTHER has limits.memory of container \"o\": without a \
+                 limit it is the amount that the node can allocate, not the amount of its cell";
+    let file = "note: volume \"d\": cpus has limits.cpu of container \"c\": without a limit it is \
+                the amount that the node can allocate, not the amount of its cell";
+    let projected = "note: volume \"p\": a/b has limits.ephemeral-storage of container \"o\": \
+                     without a limit it is the amount that the node can allocate, not the amount \
+                     of its cell";
     let address = "note: container \"c\": NODE has status.hostIP, which is an address of the node, \
                    not of its instance";
     let is_note = |line: &&str| {
