@@ -61,7 +61,7 @@ struct Options {
         value_delimiter = ',',
         default_value = "direct,kiyot,metrics-off,nginx,haproxy,socat"
     )]
-    only: Vec<cri::forwarders::Kind>,
+    only: Vec<cri::forwarders::ForwarderKind>,
     /// Virtual machines that are started, one after another.
     #[arg(long, default_value_t = 5)]
     vms: usize,

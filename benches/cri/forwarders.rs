@@ -13,7 +13,7 @@ use super::client::{Call, Client};
 
 /// Kind of a forwarder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Kind {
+pub(crate) enum ForwarderKind {
     /// No forwarder.
     Direct,
     /// The daemon of this project.
@@ -89,30 +89,30 @@ fn resident_kib(pid: &str) -> Option<u64> {
 /// Starts forwarders, and waits until each answers.
 pub(crate) async fn start<'a>(
     node: &'a Node,
-    kinds: &[Kind],
+    kinds: &[ForwarderKind],
     baseline: Option<&Path>,
 ) -> Vec<Forwarder<'a>> {
     let own = Path::new(env!("CARGO_BIN_EXE_kiyot"));
     let mut forwarders = Vec::new();
-    for kind in kinds.iter().chain(baseline.map(|_| &Kind::Baseline)) {
+    for kind in kinds.iter().chain(baseline.map(|_| &ForwarderKind::Baseline)) {
         let forwarder = match kind {
-            Kind::Direct => {
+            ForwarderKind::Direct => {
                 Forwarder { name: "direct", socket: node.socket(), process: Process::None }
             }
-            Kind::Kiyot => kiyot(node, "kiyot", own, Some("127.0.0.1:0")).await,
-            Kind::MetricsOff => kiyot(node, "metrics-off", own, Some("off")).await,
-            Kind::Baseline => match baseline {
+            ForwarderKind::Kiyot => kiyot(node, "kiyot", own, Some("127.0.0.1:0")).await,
+            ForwarderKind::MetricsOff => kiyot(node, "metrics-off", own, Some("off")).await,
+            ForwarderKind::Baseline => match baseline {
                 // The other build may not know the metrics' configuration.
                 Some(program) => kiyot(node, "baseline", program, None).await,
                 None => continue,
             },
-            Kind::Nginx => spawn(node, "nginx", &nginx(node), |file| {
+            ForwarderKind::Nginx => spawn(node, "nginx", &nginx(node), |file| {
                 ["-c", file, "-e", "stderr"].map(str::to_owned).to_vec()
             }),
-            Kind::Haproxy => spawn(node, "haproxy", &haproxy(node), |file| {
+            ForwarderKind::Haproxy => spawn(node, "haproxy", &haproxy(node), |file| {
                 ["-q", "-f", file].map(str::to_owned).to_vec()
             }),
-            Kind::Socat => {
+            ForwarderKind::Socat => {
                 let (socket, containerd) = (node.directory().join("socat.sock"), node.socket());
                 let (listen, connect) = (
                     format!("UNIX-LISTEN:{},fork", socket.display()),

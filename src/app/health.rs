@@ -32,12 +32,12 @@ const GRPC_STATUS: &str = "grpc-status";
 const OWN_SOCKET: &str = "daemon's own CRI socket";
 
 /// Outcome of a check, for all requests that share the check.
-type Outcome = Result<(), Arc<Unhealthy>>;
+type CheckOutcome = Result<(), Arc<Unhealthy>>;
 
 /// Shares a check between all requests that arrive while it runs, so that a flood of requests makes
 /// one call at a time.
 #[derive(Debug, Default)]
-struct SharedCheck(Mutex<Option<WeakShared<BoxFuture<'static, Outcome>>>>);
+struct SharedCheck(Mutex<Option<WeakShared<BoxFuture<'static, CheckOutcome>>>>);
 
 #[derive(Debug)]
 pub(super) struct Health {
@@ -66,7 +66,7 @@ impl SharedCheck {
     fn share(
         &self,
         check: impl Future<Output = Result<(), Unhealthy>> + Send + 'static,
-    ) -> Shared<BoxFuture<'static, Outcome>> {
+    ) -> Shared<BoxFuture<'static, CheckOutcome>> {
         let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let joined = running.as_ref().and_then(WeakShared::upgrade);
         if let Some(joined) = joined.filter(|joined| joined.peek().is_none()) {
@@ -86,7 +86,7 @@ impl Health {
     }
 
     /// Checks that the CRI socket's thread makes progress, by the ping of systemd's watchdog.
-    pub(super) async fn alive(&self) -> Outcome {
+    pub(super) async fn alive(&self) -> CheckOutcome {
         let watchdog = self.watchdog.clone();
         let check = async move {
             let pinged = timeout(CHECK_TIMEOUT, watchdog.ping()).await;
@@ -96,7 +96,7 @@ impl Health {
     }
 
     /// Checks that the CRI socket answers Version. The response is the node backend's.
-    pub(super) async fn ready(&self) -> Outcome {
+    pub(super) async fn ready(&self) -> CheckOutcome {
         let socket = Arc::clone(&self.socket);
         self.ready.share(async move { answers_version(&socket).await }).await
     }

@@ -34,13 +34,13 @@ const VISIBLE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct SimProvider {
     began: Instant,
-    state: Mutex<State>,
+    state: Mutex<CloudState>,
     launches: Gate,
     pub(crate) shutdowns: Gate,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct CloudState {
     cloud: SimCloud,
     /// The time that a test has added to the clock.
     passed: Duration,
@@ -52,7 +52,7 @@ struct State {
     foreign: BTreeSet<InstanceId>,
 }
 
-impl State {
+impl CloudState {
     fn since(&self, fault: Fault) -> Option<Duration> {
         self.faults.iter().find(|(active, _)| *active == fault).map(|(_, since)| *since)
     }
@@ -120,7 +120,7 @@ impl SimProvider {
     }
 
     /// Returns the state and the time.
-    fn state(&self) -> (MutexGuard<'_, State>, Duration) {
+    fn state(&self) -> (MutexGuard<'_, CloudState>, Duration) {
         let state = self.state.lock().unwrap();
         let now = self.began.elapsed() * SPEED + state.passed;
         (state, now)
