@@ -129,6 +129,10 @@ thread_local! {
 /// Evaluates an expression of CEL.
 fn evaluate(expression: &str, known: &Known) -> Result<CelValue, String> {
     let env = ENV.with(Arc::clone);
+    // The API server checks types: the elements of a list must have the same type.
+    let mut lists = expression.split(" in [").skip(1).filter_map(|rest| rest.split(']').next());
+    let is_mixed = |list: &str| list.contains(',') && !list.starts_with('\'');
+    assert!(!lists.any(is_mixed), "list of more than constants: {expression}");
     let program = env.compile(expression).expect("the expression has no errors");
     let mut context = Context::with_env(env);
     for (name, value) in known {
