@@ -26,9 +26,9 @@ pub(super) fn read(name: &Path) -> Result<CatalogueFile, UsageError> {
 pub(super) fn notes(name: &Path, rows: &[WrongRow]) -> String {
     let shown = rows.iter().take(NAMED_ROWS);
     let mut notes: String =
-        shown.map(|row| format!("note: {}: {row}, row not used\n", name.display())).collect();
+        shown.map(|row| format!("note: {}: {row}, row skipped\n", name.display())).collect();
     if let Some(more) = rows.len().checked_sub(NAMED_ROWS).filter(|more| *more > 0) {
-        notes += &format!("note: {}: {more} more rows not used\n", name.display());
+        notes += &format!("note: {}: {more} more rows skipped\n", name.display());
     }
     notes
 }

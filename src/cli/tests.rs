@@ -458,10 +458,10 @@ fn catalogue_of_the_command_line_prices_pods_and_its_broken_rows_are_named() {
     let instance = "its instance: own.large (On-Demand) at $0.5000 an hour\n";
     assert!(text.contains(instance), "{text}");
     let note = format!("note: {catalogue}: line 2: vcpus");
-    assert!(text.contains(&note) && text.ends_with(", row not used\n"), "{text}");
-    assert_eq!(text.matches("row not used").count(), 1, "{text}");
+    assert!(text.contains(&note) && text.ends_with(", row skipped\n"), "{text}");
+    assert_eq!(text.matches("row skipped").count(), 1, "{text}");
     let text = explained(&file_of(good)).unwrap();
-    assert!(text.contains(instance) && !text.contains("row not used"), "{text}");
+    assert!(text.contains(instance) && !text.contains("row skipped"), "{text}");
     // The built-in catalogue needs no file and serves any provider.
     let text = explained("ec2-us-east-1").unwrap();
     assert!(text.contains("its instance: ") && !text.contains("own.large"), "{text}");
@@ -509,7 +509,7 @@ fn two_configurations_of_a_trace_are_shown_side_by_side() {
     let seconds = row("start p50");
     let median = |at: usize| seconds[at].parse::<f64>().unwrap();
     assert!(median(0) > 20.0 && median(2) < 5.0, "{text}");
-    for part in ["cost of no pod", "cost of batch", "cost of web", "8.2 h\n"] {
+    for part in ["cost without a pod", "cost of batch", "cost of web", "8.2 h\n"] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     assert_eq!(text, simulated(&arguments).unwrap(), "the same seed has the same result");

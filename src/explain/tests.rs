@@ -221,7 +221,7 @@ fn unknown_fields_of_a_pod_are_noted_on_the_node_and_in_a_cell() {
              [{{name: c, image: i}}]}}\n"
         );
         let (explained, fine) = explained(OPT_IN, &text);
-        let note = "note: document 1.spec.hostNetwrk: is no field of Kubernetes 1.36; did you \
+        let note = "note: document 1.spec.hostNetwrk: is not a field of Kubernetes 1.36; did you \
                     mean: hostNetwork";
         assert!(fine && explained.contains(note), "{explained}");
     }

@@ -296,7 +296,7 @@ fn every_unknown_field_is_noted_and_not_refused() {
          1}}, newField: {a: [1]}",
     );
     let notes = pod(&yaml).notes;
-    let not = "is no field of Kubernetes 1.36";
+    let not = "is not a field of Kubernetes 1.36";
     for note in [
         format!("document 1.spec.hostNetwrk: {not}; did you mean: hostNetwork, "),
         format!(
@@ -331,7 +331,7 @@ fn unknown_fields_of_a_refused_object_are_noted_with_its_problems() {
     let spelt_wrong = "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec:\n  contaners:\n  \
                        - {name: c, image: i}\n";
     let note =
-        "document 1.spec.contaners: is no field of Kubernetes 1.36; did you mean: containers";
+        "document 1.spec.contaners: is not a field of Kubernetes 1.36; did you mean: containers";
     let problems = refused(spelt_wrong).to_string();
     assert!(problems.starts_with("pod.yaml: document 1.spec.containers"), "{problems}");
     assert!(problems.contains(&format!("\n  note: {note}")), "{problems}");
@@ -392,7 +392,7 @@ fn negative_grace_period_means_one_second() {
 fn malformed_documents_are_reported() {
     for (yaml, start) in [
         ("", "the text: has no Pod"),
-        ("a: [", "document 1: is no YAML"),
+        ("a: [", "document 1: is not YAML"),
         ("- 1", "document 1 = [1]: is invalid; allowed: a table"),
         (
             "apiVersion: v2\nkind: Pod",

@@ -25,7 +25,7 @@ const VARIABLE: &str = "EnvVar";
 const SECRET: &str = "value";
 /// Type of a quantity, which is a text or a number.
 const QUANTITY: &str = "Quantity";
-const NO_FIELD: &str = "is no field of Kubernetes 1.36";
+const NO_FIELD: &str = "is not a field of Kubernetes 1.36";
 
 /// Reads an object. Reports the first field with a wrong type, and notes unknown fields.
 pub(super) fn read<T: DeserializeOwned>(

@@ -55,7 +55,7 @@ pub(super) fn table(pods: usize, reports: &[(String, SimulationReport)]) -> Stri
         reports.iter().flat_map(|(_, report)| report.usage.namespaces.keys()).collect();
     for namespace in namespaces.into_iter().take(MAX_NAMESPACES) {
         let label = match namespace.as_str() {
-            "" => "cost of no pod".to_owned(),
+            "" => "cost without a pod".to_owned(),
             name => format!("cost of {name}"),
         };
         row(&label, &|report| {

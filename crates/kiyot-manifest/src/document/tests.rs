@@ -120,7 +120,7 @@ fn json_documents_may_follow_each_other() {
     assert_eq!(names(&explained(&[&two]).unwrap()), ["p", "q"]);
     // YAML may begin with a brace too.
     assert_eq!(names(&explained(&[&pod("p")]).unwrap()), ["p"]);
-    assert!(problems(&["{\"kind\": "]).contains("document 1: is no YAML"));
+    assert!(problems(&["{\"kind\": "]).contains("document 1: is not YAML"));
 }
 
 /// Verifies M6.
@@ -141,7 +141,7 @@ fn problems_of_several_files_name_their_file() {
     let large = format!("{}# {}", pod("p"), "x".repeat(MAX_FILE_BYTES));
     let text = problems(&[&large, "a: ["]);
     assert!(
-        text.contains("0.yaml: the text: has ") && text.contains("1.yaml: document 1: is no YAML")
+        text.contains("0.yaml: the text: has ") && text.contains("1.yaml: document 1: is not YAML")
     );
 }
 
@@ -192,7 +192,8 @@ fn every_field_of_kubernetes_is_accepted_to_explain() {
     let spelt_wrong = text.replace("hostAliases", "hostAlias").replace("csi, csi:", "csi, cis:");
     let notes = explained(&[&spelt_wrong]).unwrap().pods.remove(0).notes;
     assert_eq!(notes.len(), 2, "{notes:?}");
-    for (note, part) in notes.iter().zip(["spec.hostAlias: is no field", ".cis: is no field"]) {
+    for (note, part) in notes.iter().zip(["spec.hostAlias: is not a field", ".cis: is not a field"])
+    {
         assert!(note.contains(part), "{note}");
     }
 }

@@ -116,7 +116,7 @@ fn rule(error: &Error, lines_before: u64) -> String {
              in a file once each alias is replaced, {MAX_ANCHORED} at anchors, {MAX_DEPTH} in each \
              other"
         ),
-        _ => format!("is no YAML{place}; allowed: YAML or JSON as kubectl reads it"),
+        _ => format!("is not YAML{place}; allowed: YAML or JSON as kubectl reads it"),
     }
 }
 
@@ -176,8 +176,8 @@ mod tests {
             "has the key \"image\" twice at line 4, column 1; allowed: each key of a table once";
         for (text, expected) in [
             ("a: 1\n---\nimage: a\nimage: b\n---\na: 1\n", twice),
-            ("a: 1\n---\na: [", "is no YAML at line 3, column "),
-            ("a: *b", "is no YAML at line 1, column "),
+            ("a: 1\n---\na: [", "is not YAML at line 3, column "),
+            ("a: *b", "is not YAML at line 1, column "),
             (&("[".repeat(70) + &"]".repeat(70)), "is too large at line 1, column "),
         ] {
             let error = all(text).unwrap_err();

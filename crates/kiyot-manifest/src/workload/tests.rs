@@ -126,7 +126,7 @@ fn problems_of_a_template_name_their_place() {
         ["document 1.spec.template.spec.containers[0].image: is missing; allowed: the name of an \
           image"]
     );
-    let not = "is no field of Kubernetes 1.36; did you mean";
+    let not = "is not a field of Kubernetes 1.36; did you mean";
     assert_eq!(
         only(&text.replace("imgae: i", "imgae: i, image: i")).notes,
         [

@@ -12,7 +12,7 @@ const OF_CONTAINER: [&str; 6] = ["name", "image", "command", "env", "volumeMount
 /// Returns the pods of a text of documents. The text has their ConfigMaps in other documents.
 ///
 /// # Panics
-/// If the text is no YAML, or a container or volume has an unsupported field.
+/// If the text is not YAML, or a container or volume has an unsupported field.
 pub fn pods_of(text: &str) -> Vec<Pod> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(text).expect("the manifest is YAML");
     let of_kind = |kind: &'static str| documents.iter().filter(move |it| it["kind"] == kind);

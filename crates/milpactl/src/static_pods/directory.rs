@@ -160,7 +160,7 @@ fn configured(file: &Path) -> Result<PathBuf, Error> {
         return Err(refused(format!("more than {MAX_CONFIG_BYTES} bytes")));
     }
     let config: Value = serde_saphyr::from_str(&text)
-        .map_err(|error| refused(format!("is no YAML: {}", error.without_snippet())))?;
+        .map_err(|error| refused(format!("is not YAML: {}", error.without_snippet())))?;
     let path = config.get(KEY).and_then(Value::as_str).filter(|path| !path.is_empty());
     let path = path.ok_or_else(|| refused(format!("has no {KEY}")))?;
     // A kubelet resolves a relative path against the directory of its configuration.

@@ -51,7 +51,7 @@ fn document_that_is_no_static_pod_is_refused_by_kind_and_place() {
         (kind("Deployment", "apps/v1"), "\"Deployment\" of \"apps/v1\""),
         (kind("Pod", "v2"), "\"Pod\" of \"v2\""),
         ("- 1".to_owned(), "document 1 = [1]: is invalid; allowed: a table"),
-        ("a: [".to_owned(), "pods.yaml: document 1: is no YAML"),
+        ("a: [".to_owned(), "pods.yaml: document 1: is not YAML"),
         (String::new(), "have no Pod; allowed: one or more"),
         ("{apiVersion: v1, kind: Pod}".to_owned(), "document 1.metadata: name \"\"; allowed"),
         (pod("../x", ""), "document 1.metadata: name \"../x\"; allowed"),

@@ -38,7 +38,7 @@ pub(super) async fn cordon(client: &Client) -> Result<(), Error> {
     writeln!(
         io::stdout(),
         "no cell is launched until `milpactl uncordon`; {}",
-        counted(answer.cells, "cell goes on", "cells go on")
+        counted(answer.cells, "cell keeps running", "cells keep running")
     )?;
     Ok(())
 }

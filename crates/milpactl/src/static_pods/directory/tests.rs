@@ -88,7 +88,7 @@ fn directory_defaults_to_the_kubelets_configuration() {
     for text in ["kind: KubeletConfiguration\n", "staticPodPath: \"\"\n", "staticPodPath: [1]\n"] {
         assert!(refused(Some(text)).contains(": has no staticPodPath;"), "{text}");
     }
-    assert!(refused(Some("staticPodPath: [")).contains(": is no YAML"));
+    assert!(refused(Some("staticPodPath: [")).contains(": is not YAML"));
     assert!(refused(Some(&"#".repeat(1024 * 1024 + 1))).contains("more than 1048576 bytes"));
     for (text, expected) in [
         ("staticPodPath: /etc/pods\n", Path::new("/etc/pods").to_owned()),
