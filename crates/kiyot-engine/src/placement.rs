@@ -1,8 +1,8 @@
-//! Placement: which offering a pod gets. Pure functions over data.
+//! Placement: the choice of an offering for a pod. Pure functions over data.
 //!
-//! A [`Catalogue`] has the instance types of a provider and their prices. [`Needs`] are a pod's,
-//! from its annotations and its CRI request. [`rank`] orders the offerings that fit, the cheapest
-//! first, and [`misses`] says why the others do not fit.
+//! A [`Catalogue`] has the instance types of a provider and their prices. [`Needs`] has what a pod
+//! needs, by its annotations and its CRI request. [`rank`] orders the offerings that fit, the
+//! cheapest first, and [`misses`] says why other types do not fit.
 
 mod accuracy;
 mod all_refused;

@@ -8,9 +8,9 @@ pub enum Accuracy {
     /// The price of the offering.
     #[default]
     Exact,
-    /// The price is not known, and is this at most.
+    /// The price is unknown, and at most this.
     AtMost,
-    /// The price is not known; that of another region stands for it, and may be lower or higher.
+    /// The price is unknown. This is the price of another region, and may be too low or too high.
     Estimate,
 }
 

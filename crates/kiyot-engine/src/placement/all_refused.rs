@@ -1,28 +1,28 @@
-//! The error of a pod all of whose offerings were refused lately.
+//! The error of a pod whose offerings were all refused recently.
 
 use std::{sync::Arc, time::Duration};
 
 use crate::placement::{Candidate, Offering, Refusals};
 
-/// All offerings that fit a pod were refused lately.
+/// All offerings that fit a pod were refused recently.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "every offering that fits the pod was refused lately ({offerings} of them); {first} is tried \
      again in {seconds} s, and was refused: {reason}"
 )]
 pub struct AllRefused {
-    /// The number of offerings, as far as a launch tries them.
+    /// The number of fitting offerings that a launch tries.
     offerings: usize,
-    /// The offering that is tried again first.
+    /// The first offering to be tried again.
     first: Offering,
     /// The provider's reason.
     reason: Arc<str>,
-    /// The time after which an offering is tried again.
+    /// The seconds until it is tried again.
     seconds: u64,
 }
 
 impl AllRefused {
-    /// Returns the error of a pod that these offerings fit; `None` if none of them was refused.
+    /// Returns the error of a pod with these fitting offerings; `None` if no offering is refused.
     pub fn new(fitting: &[Candidate], refusals: &Refusals, now: Duration) -> Option<Self> {
         let offerings = fitting.iter().map(|candidate| &candidate.offering);
         let (first, refusal) = refusals.first_end(offerings)?;

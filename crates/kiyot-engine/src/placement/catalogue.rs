@@ -9,15 +9,14 @@ use crate::{
     request::Architecture,
 };
 
-/// The instance types of a provider, with their offers. Never changed: newer data is another
-/// catalogue.
+/// The instance types of a provider with their offers. Immutable: newer data makes a new catalogue.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Catalogue {
     entries: Vec<Entry>,
     any_size: Option<Offering>,
-    /// True if instances are made for their pods, and the only entry is the largest that fits.
+    /// True if each instance gets the size of its pod. The only entry is then the largest size.
     is_sized: bool,
-    /// The architectures of which the provider has an image of cells; empty for all.
+    /// The architectures with an image of cells; empty for all.
     images: Vec<Architecture>,
 }
 
@@ -26,25 +25,25 @@ pub struct Catalogue {
 pub struct Entry {
     /// The instance type.
     pub instance_type: InstanceType,
-    /// Its offers; empty if no price is known, or if it is not offered.
+    /// Its offers; empty if its price is unknown or it is not offered.
     pub offers: Vec<Offer>,
-    /// The reason for which it is not offered, though the provider knows it.
+    /// The reason why a known type is not offered.
     pub unoffered: Option<Unoffered>,
 }
 
-/// The reason for which an instance type that exists has no offer.
+/// The reason why an existing instance type has no offer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unoffered {
     /// No zone of this region has it.
     Region(String),
-    /// These zones have it, and the provider launches into none of them.
+    /// Only these zones have it, and the provider does not launch in them.
     Zones(Vec<String>),
 }
 
 /// The price of an instance type in a zone and a market.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
-    /// The zone; empty if the zones are not known.
+    /// The zone; empty if unknown.
     pub zone: String,
     /// The market.
     pub market: Market,
@@ -55,22 +54,22 @@ pub struct Offer {
 }
 
 impl Catalogue {
-    /// Returns a catalogue of these types. Of entries with the same name the first is taken.
+    /// Returns a catalogue of these types. Of entries with the same name the first wins.
     pub fn new(mut entries: Vec<Entry>) -> Self {
         entries.sort_by(|one, other| one.instance_type.name.cmp(&other.instance_type.name));
         entries.dedup_by(|later, first| later.instance_type.name == first.instance_type.name);
         Self { entries, ..Self::default() }
     }
 
-    /// Returns the catalogue of a provider that makes instances as large as their pods need, parts
-    /// of the node without a price.
+    /// Returns the catalogue of a provider that makes instances of any size as parts of the node,
+    /// without a price.
     pub fn any_size(offering: Offering) -> Self {
         let images = vec![Architecture::of_node()];
         Self { any_size: Some(offering), images, ..Self::default() }
     }
 
-    /// Returns the catalogue of a provider that makes an instance of the [`Size`] that its pod
-    /// needs, up to a largest one, without a price. A pod that needs more fits none.
+    /// Returns the catalogue of a provider that makes each instance in the [`Size`] of its pod, up
+    /// to `largest`, without a price. A larger pod does not fit.
     pub fn sized(name: &str, zone: &str, largest: Size, architecture: Architecture) -> Self {
         let offer = Offer {
             zone: zone.to_owned(),
@@ -83,12 +82,12 @@ impl Catalogue {
         Self { is_sized: true, images: vec![architecture], ..Self::new(entries) }
     }
 
-    /// Returns true if instances have the [`Size`] that their pods need.
+    /// Returns whether instances have the [`Size`] of their pods.
     pub fn is_sized(&self) -> bool {
         self.is_sized
     }
 
-    /// Returns the catalogue of a provider that has images of cells of these architectures alone.
+    /// Returns the catalogue with images of cells for these architectures only.
     pub fn with_images(self, images: Vec<Architecture>) -> Self {
         Self { images, ..self }
     }
@@ -101,17 +100,17 @@ impl Catalogue {
         self
     }
 
-    /// Returns the architectures of which the provider has an image of cells; empty for all.
+    /// Returns the architectures with an image of cells; empty for all.
     pub fn images(&self) -> &[Architecture] {
         &self.images
     }
 
-    /// Returns true if the provider has an image of cells of an architecture.
+    /// Returns whether the provider has an image of cells for an architecture.
     pub(super) fn has_image(&self, architecture: Architecture) -> bool {
         self.images.is_empty() || self.images.contains(&architecture)
     }
 
-    /// Returns the only offering of a provider whose instances are as large as their pods need.
+    /// Returns the only offering of a provider that makes instances of any size.
     pub fn any_size_offering(&self) -> Option<&Offering> {
         self.any_size.as_ref()
     }
@@ -143,7 +142,7 @@ impl Catalogue {
         self.entries.iter().flat_map(of_type)
     }
 
-    /// Returns the instance type of a machine; `None` if it is unknown, or made for any size.
+    /// Returns the instance type of a machine; `None` if it is unknown or of any size.
     pub fn machine(&self, name: &str) -> Option<InstanceType> {
         if self.is_sized {
             return Some(Size::parse(name)?.instance_type(name.to_owned(), *self.images.first()?));
@@ -164,12 +163,12 @@ impl Entry {
         Self { instance_type, offers, unoffered: None }
     }
 
-    /// Returns an instance type that exists and is not offered.
+    /// Returns an existing instance type that is not offered.
     pub fn not_offered(instance_type: InstanceType, reason: Unoffered) -> Self {
         Self { instance_type, offers: Vec::new(), unoffered: Some(reason) }
     }
 
-    /// Returns the offering of one of the offers.
+    /// Returns the offering of an offer.
     pub fn offering(&self, offer: &Offer) -> Offering {
         Offering {
             instance_type: self.instance_type.name.clone(),

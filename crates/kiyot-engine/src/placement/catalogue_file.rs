@@ -1,7 +1,7 @@
 //! Catalogues in files: comma-separated values with a header.
 //!
-//! docs/annotations.md describes the columns. A broken row is set aside, and the others are used: a
-//! file that one row spoils would leave a node without cells.
+//! docs/annotations.md describes the columns. A broken row is set aside and the other rows are
+//! used, so that a single row can't leave a node without cells.
 
 use std::{collections::HashMap, num::NonZeroU64};
 
@@ -21,7 +21,7 @@ use crate::{
 
 /// Bounds the number of rows: EC2 has some 1,250 instance types.
 const MAX_ROWS: usize = 20_000;
-/// Bounds a name or another text in a row, in bytes.
+/// Bounds a text in a row, in bytes.
 const MAX_TEXT_BYTES: usize = 64;
 /// Bounds the zones of an instance type.
 const MAX_ZONES: usize = 32;
@@ -38,12 +38,12 @@ const EC2_US_EAST_1: &str = include_str!("../../../../config/ec2-us-east-1.csv")
 /// The region of the built-in catalogue.
 const BUILT_IN_REGION: &str = "us-east-1";
 
-/// A catalogue that was read, with the rows that could not be used.
+/// A parsed catalogue, with the rows that were set aside.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CatalogueFile {
-    /// The catalogue of all other rows. Not empty.
+    /// The catalogue of the usable rows. Not empty.
     pub catalogue: Catalogue,
-    /// The rows that were set aside.
+    /// The unusable rows.
     pub set_aside: Vec<WrongRow>,
 }
 
@@ -71,7 +71,7 @@ fn first(row: &Option<WrongRow>) -> String {
 /// The columns that a file must have.
 const REQUIRED: [&str; 4] = ["instance_type", "vcpus", "memory_mib", "architectures"];
 
-/// A row, whose columns are found by their names.
+/// A row with access to its columns by name.
 struct Row<'a> {
     columns: &'a HashMap<String, usize>,
     values: &'a csv::StringRecord,
@@ -83,7 +83,7 @@ impl CatalogueFile {
 
     /// Returns the catalogue that is built into the program.
     pub fn built_in() -> Self {
-        // A test reads it.
+        // A test parses it, so that the default is never used.
         Self::parse(EC2_US_EAST_1.as_bytes())
             .unwrap_or_else(|_| Self { catalogue: Catalogue::default(), set_aside: Vec::new() })
     }
@@ -148,7 +148,7 @@ impl<'a> Row<'a> {
         Ok(Entry::new(instance_type, self.offers()?))
     }
 
-    /// Returns the text of a column; `None` if it is empty or the file has no such column.
+    /// Returns the text of a column; `None` if it is empty or absent.
     fn text(&self, column: &str) -> Option<&'a str> {
         let index = self.columns.get(column)?;
         self.values.get(*index).filter(|text| !text.is_empty())
@@ -180,7 +180,7 @@ impl<'a> Row<'a> {
 
     fn architectures(&self) -> Result<Vec<Architecture>, String> {
         let text = self.text("architectures").unwrap_or_default();
-        // Others, such as i386, are no architectures of cells.
+        // Cells have no other architectures, such as i386.
         let mut known: Vec<Architecture> =
             text.split('|').filter_map(Architecture::named).collect();
         known.dedup();

@@ -1,10 +1,10 @@
-//! The choice of a pod among instances that run already.
+//! The choice of a running instance for a pod.
 
 use std::sync::Arc;
 
 use crate::placement::{Candidate, Catalogue, Needs, Offer, Rules, Size, fit, ranking};
 
-/// A pod's needs beside the types that they are compared with. Cheap to clone.
+/// A pod's needs with the types that they are compared with. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Choice {
     /// The instance types of the provider.
@@ -17,7 +17,7 @@ pub struct Choice {
 
 impl Choice {
     /// Returns an instance's offering at its price for the pod; `None` if it does not suit the pod.
-    /// An instance with GPUs suits only pods that want some.
+    /// An instance with GPUs suits only pods that request GPUs.
     pub fn suited(&self, running: &Candidate) -> Option<Candidate> {
         let Candidate { offering, price, accuracy } = running;
         if !self.catalogue.has_image(self.needs.architecture) {

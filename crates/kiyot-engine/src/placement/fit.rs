@@ -9,36 +9,36 @@ use crate::{
     request::{Architecture, InstanceType as TypeChoice},
 };
 
-/// The price of a burstable type's CPU above its baseline, for a vCPU: that of EC2's unlimited mode
-/// for Linux (`CPUCredits:t2`, `CPUCredits:t3` and `CPUCredits:t3a` of AWS's price list).
+/// The price of a vCPU above the baseline of a burstable type, in EC2's unlimited mode for Linux
+/// (`CPUCredits:t2`, `CPUCredits:t3` and `CPUCredits:t3a` of AWS's price list).
 const SUSTAINED_CPU: Price = Price::from_micros(50_000);
 /// The same for [`T4G`] (`CPUCredits:t4g`).
 const SUSTAINED_CPU_OF_T4G: Price = Price::from_micros(40_000);
-/// The beginning of the names of the burstable types of arm64.
+/// The prefix of the names of burstable arm64 types.
 const T4G: &str = "t4g.";
 
-/// A reason for which an instance type does not fit.
+/// A reason why an instance type does not fit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason<'a> {
-    /// Another name than the annotation's.
+    /// A name that the annotation does not match.
     Name(&'a TypeChoice),
     /// Excluded by the configuration.
     Excluded(&'a TypeChoice),
-    /// Bare metal, which the annotation does not name.
+    /// Bare metal, although the annotation does not name it.
     BareMetal,
     /// A previous generation, without an annotation that names types.
     PreviousGeneration,
-    /// Other architectures: those of the type, and the needed one.
+    /// Other architectures: the type's, and the needed architecture.
     Architecture(&'a [Architecture], Architecture),
-    /// Too few CPUs, in thousandths: those of the type, and the needed ones.
+    /// Too few CPUs, in thousandths: the type's, and the needed number.
     Cpu(u64, u64),
-    /// Too few CPUs in the baseline of a burstable type.
+    /// Too few CPUs in the baseline of a burstable type: its baseline, and the needed number.
     Baseline(u64, u64),
-    /// Too little memory, in MiB: the usable part, the need, and the cell's own.
+    /// Too little memory, in MiB: the usable part, the pod's need, and the cell's own need.
     Memory(u64, u64, u64),
-    /// Too little memory for the cell alone, in MiB: the usable part, and the cell's own.
+    /// Too little memory even without a pod, in MiB: the usable part, and the cell's own need.
     Overhead(u64, u64),
-    /// Too few GPUs, or others.
+    /// Too few GPUs, or GPUs of another kind.
     Gpus(&'a InstanceType, &'a Needs),
     /// No known price.
     NoPrice,
@@ -46,13 +46,13 @@ pub enum Reason<'a> {
     Unoffered(&'a Unoffered),
     /// No offer in the pod's market.
     Market(Market),
-    /// No offer in the configured zones, with the zones; true if the zones of the offers are known.
+    /// No offer in these configured zones; true if the zones of the offers are known.
     Zone(&'a [String], bool),
-    /// A price above the highest that the pod's owner pays.
+    /// A price above the pod's limit: the price, and the limit.
     Price(Price, Price),
 }
 
-/// Reports every reason for which an instance type does not fit, whatever its price.
+/// Reports every reason why an instance type does not fit, except its price.
 pub(super) fn check<'a>(
     instance_type: &'a InstanceType,
     needs: &'a Needs,
@@ -77,7 +77,7 @@ pub(super) fn check<'a>(
     if !instance_type.architectures.contains(&needs.architecture) {
         report(Reason::Architecture(&instance_type.architectures, needs.architecture));
     }
-    // An exact type is a decision about the size: only annotations can contradict it.
+    // An exact type decides the size: only annotations can contradict it.
     if needs.milli_cpus.is_binding(is_exact) {
         let needed = needs.milli_cpus.value;
         if instance_type.milli_cpus < needed {
@@ -108,14 +108,13 @@ pub(super) fn check<'a>(
     }
 }
 
-/// Returns true if an instance type fits, whatever its price.
+/// Returns whether an instance type fits, regardless of its price.
 pub(super) fn fits(instance_type: &InstanceType, needs: &Needs, rules: &Rules) -> bool {
     let mut fits = true;
     check(instance_type, needs, rules, |_| fits = false);
     fits
 }
 
-/// Returns the price of an offer for a pod.
 pub(super) fn price(instance_type: &InstanceType, offer: &Offer, needs: &Needs) -> Price {
     let above = match instance_type.baseline_milli_cpus {
         Some(baseline) if needs.is_sustained => needs.milli_cpus.value.saturating_sub(baseline),
@@ -128,7 +127,7 @@ pub(super) fn price(instance_type: &InstanceType, offer: &Offer, needs: &Needs) 
     offer.price + of_vcpu.of_milli(above)
 }
 
-/// Returns the reason for which none of a type's offers in these markets can be taken.
+/// Returns the reason why no offer of a type in these markets fits.
 pub(super) fn check_offers<'a>(
     entry: &'a Entry,
     needs: &'a Needs,
@@ -213,7 +212,7 @@ impl fmt::Display for Reason<'_> {
     }
 }
 
-/// CPUs for people: `2`, or `0.25`.
+/// A number of CPUs in thousandths, displayed as `2` or `0.25`.
 #[derive(Debug, Clone, Copy)]
 pub struct Cpus(pub u64);
 

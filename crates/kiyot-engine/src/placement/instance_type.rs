@@ -5,7 +5,7 @@ use crate::request::Architecture;
 /// Memory that the kernel of an instance keeps, in MiB, beside a share of the whole. A Debian
 /// kernel 6.1 in a VM keeps 49 MiB of 512 MiB and 58 MiB of 1 GiB: 40 MiB and a 57th.
 const KERNEL_MIB: u64 = 40;
-/// The share that kernel and firmware keep, a part of this many: more than the kernel's 57th.
+/// Kernel and firmware keep one of this many parts: more than the kernel's 57th.
 const KERNEL_PART: u64 = 40;
 
 /// An instance type.
@@ -19,16 +19,16 @@ pub struct InstanceType {
     pub memory_mib: u64,
     /// The architectures of programs that it runs.
     pub architectures: Vec<Architecture>,
-    /// Thousandths of a vCPU that a burstable type has all the time; `None` for other types.
+    /// The baseline of a burstable type, in thousandths of a vCPU; `None` for other types.
     pub baseline_milli_cpus: Option<u64>,
     /// Its GPUs.
     pub gpus: Option<Gpus>,
-    /// A whole machine, which boots for many minutes.
+    /// True for a whole machine, which boots for many minutes.
     pub is_bare_metal: bool,
-    /// True for AWS's Nitro System, whose present console can be read.
+    /// True for AWS's Nitro System, whose latest console output can be read.
     pub is_nitro: bool,
-    /// True for the provider's current generation. Others are slow for their price, or lack what
-    /// images need, such as NVMe.
+    /// True for the provider's current generation. Previous generations are slow for their price,
+    /// or lack what images need, such as NVMe.
     pub is_current: bool,
 }
 
@@ -37,21 +37,21 @@ pub struct InstanceType {
 pub struct Gpus {
     /// Their number; not 0.
     pub count: u32,
-    /// The manufacturer, such as `NVIDIA`; empty if it is not known.
+    /// The manufacturer, such as `NVIDIA`; empty if unknown.
     pub manufacturer: String,
-    /// The name, such as `T4`; empty if it is not known.
+    /// The name, such as `T4`; empty if unknown.
     pub name: String,
 }
 
 impl InstanceType {
-    /// Returns the least memory of a type whose processes have so much, in MiB.
+    /// Returns the least memory of a type whose processes can use `usable_mib`, in MiB.
     pub fn memory_for(usable_mib: u64) -> u64 {
         let with_kernel = usable_mib.saturating_add(KERNEL_MIB);
-        // The share is one of the whole: `KERNEL_PART - 1` parts are left of `KERNEL_PART`.
+        // The share is of the whole memory: `KERNEL_PART - 1` of `KERNEL_PART` parts are left.
         with_kernel.saturating_add(with_kernel.div_ceil(KERNEL_PART - 1))
     }
 
-    /// Returns the memory that processes have, in MiB.
+    /// Returns the memory that processes can use, in MiB.
     pub fn usable_mib(&self) -> u64 {
         self.memory_mib.saturating_sub(KERNEL_MIB + self.memory_mib.div_ceil(KERNEL_PART))
     }

@@ -9,25 +9,26 @@ use crate::placement::{Market, Offering, RefusedQuota};
 pub enum LaunchRefusal {
     /// These offerings.
     Offerings(Vec<Offering>),
-    /// An instance type, which account or image do not allow, unless the request is wrong.
+    /// An instance type that the account or the image does not allow. The provider's code can also
+    /// mean a wrong request.
     Type {
         /// The provider's code.
         code: Arc<str>,
         /// The offerings of the type.
         offerings: Vec<Offering>,
     },
-    /// A zone, which has no room for any instance type.
+    /// A zone without capacity for any instance type.
     Zone(String),
     /// A market, for every instance type.
     Market(Market),
-    /// A quota, which has no room.
+    /// A full quota.
     Quota {
         /// The quota.
         quota: Arc<RefusedQuota>,
         /// The offerings that it counts.
         offerings: Vec<Offering>,
     },
-    /// All offerings: the account can launch nothing for a while, whatever a pod asks for.
+    /// All offerings: the account can launch nothing for a while, for any pod.
     All(Vec<Offering>),
 }
 

@@ -1,4 +1,4 @@
-//! Near misses: instance types that almost fit a pod, and why they do not.
+//! Near misses: instance types that almost fit a pod, with the reasons.
 
 use std::fmt;
 
@@ -11,12 +11,12 @@ use crate::{
     request::InstanceType as TypeChoice,
 };
 
-/// The distance of a reason that is no amount: another architecture is farther away than half of
-/// the memory.
+/// The distance of a reason without an amount: another architecture is farther than half the
+/// memory.
 const OTHER_KIND: u64 = 1000;
 
-/// The distance of a letter in a name: a type of another name is farther away than the named one,
-/// whatever that lacks.
+/// The distance of a letter in a name: a type with another name is farther than the named type,
+/// however much the named type lacks.
 const NEARLY_NAMED: u64 = 10 * OTHER_KIND;
 
 /// An instance type that does not fit.
@@ -42,9 +42,9 @@ impl fmt::Display for Miss<'_> {
     }
 }
 
-/// Returns the instance types that are nearest to a pod's needs and do not fit, the nearest first:
-/// those with the fewest reasons, and of them those that lack the smallest parts. With a price only
-/// those that are cheaper, and have a name that the pod accepts.
+/// Returns the instance types that almost fit a pod, the nearest first: by the number of their
+/// reasons, then by the parts that they lack. With a price, returns only cheaper types whose name
+/// the pod accepts.
 pub fn misses<'a>(
     catalogue: &'a Catalogue,
     needs: &'a Needs,
@@ -67,13 +67,13 @@ pub fn misses<'a>(
     all.into_iter().map(|(_, miss)| miss).collect()
 }
 
-/// Returns true for a type that is cheaper than a choice, and might have been meant.
+/// Returns whether a type is cheaper than the choice and has a name that the pod accepts.
 fn is_beside(miss: &Miss<'_>, chosen: Price) -> bool {
     let has_other_name = miss.reasons.iter().any(|reason| matches!(reason, Reason::Name(_)));
     !has_other_name && miss.price.is_some_and(|price| price < chosen)
 }
 
-/// Returns the reasons for which a type does not fit; `None` if it fits.
+/// Returns a type with the reasons why it does not fit; `None` if it fits.
 fn miss<'a>(entry: &'a Entry, needs: &'a Needs, rules: &'a Rules) -> Option<Miss<'a>> {
     let instance_type = &entry.instance_type;
     let mut reasons = Vec::new();
@@ -85,10 +85,10 @@ fn miss<'a>(entry: &'a Entry, needs: &'a Needs, rules: &'a Rules) -> Option<Miss
     (!reasons.is_empty()).then_some(Miss { instance_type, price, reasons })
 }
 
-/// Returns how far a type is from a fit.
+/// Returns the distance of a type from a fit.
 fn distance(miss: &Miss<'_>) -> u64 {
     let of_name = |reason: &Reason<'_>| match reason {
-        // Every type has another name: what was meant is written alike.
+        // No type has the name. The meant type has a similar name.
         Reason::Name(TypeChoice::Exact(name)) => {
             let edits = strsim::osa_distance(name, &miss.instance_type.name);
             NEARLY_NAMED * edits as u64
@@ -98,7 +98,7 @@ fn distance(miss: &Miss<'_>) -> u64 {
     miss.reasons.iter().map(of_name).sum()
 }
 
-/// Returns how far a reason is from none, in thousandths of the need.
+/// Returns the distance of a reason. A missing amount counts in 500ths of the need.
 fn distance_of(reason: &Reason<'_>) -> u64 {
     let lack = |has: u64, needed: u64| {
         needed.saturating_sub(has).saturating_mul(OTHER_KIND / 2) / needed.max(1)

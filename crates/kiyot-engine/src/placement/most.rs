@@ -10,15 +10,15 @@ use crate::{
 /// The CPUs and the memory of cells together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Most {
-    /// The CPUs that they have all the time.
+    /// The CPUs without bursts.
     pub cpus: u64,
     /// The memory of their processes, in MiB.
     pub memory_mib: u64,
 }
 
 impl Most {
-    /// Returns the most CPUs, and the most memory, of at most so many cells of one offering,
-    /// within a price limit. The offerings are those of pods that name no instance type.
+    /// Returns the most CPUs and the most memory of at most `cells` cells of one offering within a
+    /// price limit. Considers the offerings for pods that name no instance type.
     pub fn of(catalogue: &Catalogue, rules: &Rules, cells: usize, limit: Option<Price>) -> Self {
         let request =
             CellRequest { launch_type: LaunchType::SpotPreferred, ..CellRequest::default() };
@@ -76,7 +76,7 @@ mod tests {
 
     /// Verifies K15.
     #[test]
-    fn most_of_many_cells_is_within_their_number_price_and_rules() {
+    fn most_resources_respect_cell_count_price_limit_and_rules() {
         let mut burstable = entry("t3.large", 2, 8192, &[("a", 10_000)]);
         burstable.instance_type.baseline_milli_cpus = Some(600);
         let mut metal = entry("m5.metal", 96, 393_216, &[("a", 4_000_000)]);
@@ -96,7 +96,7 @@ mod tests {
         let usable = |memory_mib: u64| entry("", 1, memory_mib, &[]).instance_type.usable_mib();
         let all = Rules::default();
         assert_eq!(most(&all, 10, None), (360, 10 * usable(73_728)));
-        // A dollar buys twelve of c5.large, no c5.9xlarge, and t3.large up to the bound of cells.
+        // A dollar buys twelve c5.large, no c5.9xlarge, and as many t3.large as cells are allowed.
         assert_eq!(most(&all, 50, Some(1_000_000)), (30, 50 * usable(8192)));
         assert_eq!(most(&all, 10, Some(1_000_000)), (20, 10 * usable(8192)));
         let exclude =

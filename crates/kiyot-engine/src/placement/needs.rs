@@ -11,7 +11,7 @@ use crate::{
     request::{Architecture, CellRequest, GpuRequest, InstanceType as TypeChoice, LaunchType},
 };
 
-/// The thousandths of a CPU that stand for no request in CPU shares: the kubelet's least.
+/// The CPU shares of a container without a CPU request: the kubelet's minimum.
 const LEAST_SHARES: i64 = 2;
 /// The CPU shares of a CPU.
 const SHARES_OF_CPU: u64 = 1024;
@@ -50,17 +50,18 @@ pub struct Amount {
 }
 
 impl Amount {
-    /// Returns true if the amount decides, for a pod that names an exact type or not.
+    /// Returns whether an instance type must have the amount. Only an annotated amount binds an
+    /// exact type.
     pub(super) fn is_binding(self, is_exact: bool) -> bool {
         !is_exact || self.source == Source::Annotation
     }
 }
 
-/// The resources of a pod's containers, as far as they are known.
+/// The known resources of a pod's containers.
 ///
-/// The seam between [`Needs`] and the sources of a pod's size. CRI carries CPU requests and limits,
-/// and memory limits without the containers that have none (`LinuxPodSandboxConfig.resources`). The
-/// Kubernetes API has all of them: a reader of it would return the same.
+/// Separates [`Needs`] from the sources of a pod's size. CRI has CPU requests and limits, and the
+/// sum of the memory limits that are set (`LinuxPodSandboxConfig.resources`). The Kubernetes API
+/// has all requests and limits ([`Self::with_api`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Requested {
     /// Thousandths of a CPU.
@@ -78,7 +79,7 @@ pub struct Requested {
 pub struct Needs {
     /// Thousandths of a CPU.
     pub milli_cpus: Amount,
-    /// Memory in MiB, without the cell's own.
+    /// Memory in MiB, without that of the cell's own processes.
     pub memory_mib: Amount,
     /// Memory of the cell's own processes, in MiB.
     pub overhead_mib: u64,
@@ -92,9 +93,10 @@ pub struct Needs {
     pub instance_type: Option<TypeChoice>,
     /// The market.
     pub launch_type: LaunchType,
-    /// The highest price at the choice. The provider may bill a higher price of spot later.
+    /// The highest price at the time of the choice. The provider may bill a higher spot price
+    /// later.
     pub max_price: Option<Price>,
-    /// Burstable types count all their CPUs, at the price of CPU above their baseline.
+    /// True if burstable types count with all their CPUs, at the price of CPU above their baseline.
     pub is_sustained: bool,
 }
 
@@ -118,12 +120,13 @@ impl fmt::Display for Needs {
 }
 
 impl Requested {
-    /// Returns what a CRI request says of a pod's resources.
+    /// Returns the resources of a pod by its CRI request.
     pub fn of_sandbox(config: &cri::PodSandboxConfig) -> Self {
         let Some(linux) = &config.linux else { return Self::default() };
         let resources = linux.resources.clone().unwrap_or_default();
         let overhead = linux.overhead.clone().unwrap_or_default();
-        // The kubelet sums what the containers have: one without a limit makes the sum too small.
+        // The kubelet sums the limits that are set: a container without a limit makes the sum too
+        // small.
         let limit =
             milli_cpu_limit(&resources).map(|value| Amount { value, source: Source::Limits });
         let request =
@@ -169,7 +172,7 @@ impl Default for Needs {
 }
 
 impl Needs {
-    /// Returns the architecture and the instance types that the pod asks for, whatever its size.
+    /// Returns the requested architecture and instance types as text, without the size.
     pub fn machine(&self) -> String {
         let types = self.instance_type.as_ref().map(|types| format!(" {types}"));
         format!("{}{}", self.architecture, types.unwrap_or_default())
@@ -198,8 +201,8 @@ impl Needs {
         Self::new(&request, &Requested::default(), defaults)
     }
 
-    /// Returns the needs of a pod: its annotations, otherwise the resources of its containers,
-    /// otherwise the defaults.
+    /// Returns the needs of a pod: by its annotations, otherwise by the resources of its
+    /// containers, otherwise the defaults.
     pub fn new(request: &CellRequest, requested: &Requested, defaults: &Defaults) -> Self {
         let annotated =
             |value: Option<u64>| value.map(|value| Amount { value, source: Source::Annotation });

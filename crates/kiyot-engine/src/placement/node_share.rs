@@ -1,4 +1,4 @@
-//! Parts of the node that cells on it have.
+//! Parts of the node that its cells have.
 
 use std::{
     fmt,
@@ -19,8 +19,8 @@ pub struct NodeShare {
 }
 
 impl NodeShare {
-    /// Returns the part that a pod's cell needs, if the catalogue's instances are parts of the
-    /// node: the pod's CPUs, and the memory of its instance.
+    /// Returns the part that a pod's cell needs: the pod's CPUs, and the memory of its instance.
+    /// `None` if the catalogue's instances are not parts of the node.
     pub fn of(catalogue: &Catalogue, needs: &Needs) -> Option<Self> {
         let memory_mib = if catalogue.is_sized() {
             Size::of(needs).memory_mib
@@ -32,9 +32,8 @@ impl NodeShare {
         Some(Self { milli_cpus: needs.milli_cpus.value, memory_mib })
     }
 
-    /// Returns the part of a node that a provider's cells may have, without what is kept free;
-    /// `None` if nothing bounds them: cells on other machines, and those of a single provider
-    /// without a reserve.
+    /// Returns the part of the node that a provider's cells may have, without the reserve. `None`
+    /// is no bound: for cells on other machines, and for a single provider without a reserve.
     pub fn for_cells(
         config: &MilpaBackend,
         provider: ProviderKind,

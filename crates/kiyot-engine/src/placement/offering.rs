@@ -12,7 +12,7 @@ pub enum Market {
 }
 
 impl Market {
-    /// Returns the value of labels of metrics.
+    /// Returns the value of the label in metrics.
     pub const fn label(self) -> &'static str {
         match self {
             Self::OnDemand => "on-demand",
@@ -35,7 +35,7 @@ impl fmt::Display for Market {
 pub struct Offering {
     /// The instance type, by the provider's name.
     pub instance_type: String,
-    /// The zone, by the provider's name; empty if the zones are not known.
+    /// The zone, by the provider's name; empty if unknown.
     pub zone: String,
     /// The market.
     pub market: Market,

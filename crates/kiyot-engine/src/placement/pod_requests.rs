@@ -6,8 +6,8 @@ use async_trait::async_trait;
 
 use crate::placement::{Amount, Requested, Source};
 
-/// Bounds the time for which a call waits for the API's requests of its pod. The kubelet has the
-/// pod from a watch of its own, so that ours may be a moment later.
+/// Bounds the time for which a call waits for its pod's requests from the API: the kubelet's own
+/// watch may be a moment ahead of ours.
 pub const REQUESTS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The requests and limits of a pod; 0 and `None` for absent ones.
@@ -23,18 +23,18 @@ pub struct ApiRequests {
     pub memory_limit: Option<u64>,
     /// The sum of requests of ephemeral storage, in bytes.
     pub storage_request: u64,
-    /// A container has variables in files of volumes (`fileKeyRef`).
+    /// True if a container has variables in files of volumes (`fileKeyRef`).
     pub has_env_in_files: bool,
     /// The first resource of GPUs by name, such as `nvidia.com/gpu`.
     pub gpus: Option<String>,
     /// The variables that the kubelet fills in with the node's figures.
     pub node_variables: Vec<NodeFigure>,
-    /// The files of volumes of which the same is true.
+    /// The files of volumes that the kubelet fills in likewise.
     pub node_files: Vec<NodeFigure>,
 }
 
-/// A variable of a container, or a file of a volume, with a limit that no container has
-/// (`resourceFieldRef`): the kubelet fills in what the node can allocate.
+/// A variable of a container, or a file of a volume, that refers to an absent limit
+/// (`resourceFieldRef`). The kubelet fills in what the node can allocate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeFigure {
     /// The name of the variable's container, or of the file's volume.
@@ -66,7 +66,7 @@ pub struct CellResources {
 }
 
 impl NodeFigure {
-    /// Returns its value in a cell, rounded up as the kubelet does.
+    /// Returns the value in a cell, rounded up as the kubelet does.
     pub fn value_in(&self, cell: CellResources) -> String {
         let amount = match self.resource {
             NodeResource::Cpu => cell.milli_cpus,
@@ -83,13 +83,13 @@ pub trait PodRequests: fmt::Debug + Send + Sync {
     /// or for an unknown pod.
     async fn of_pod(&self, uid: &str) -> Option<ApiRequests>;
 
-    /// Returns the requests of a pod by its uid, as far as they are known now.
+    /// Returns the requests of a pod by its uid, if they are known now.
     fn known(&self, uid: &str) -> Option<ApiRequests>;
 }
 
 impl Requested {
-    /// Returns the resources with those of the API in place of CRI's, which lack memory requests,
-    /// and whose limits leave out containers without one.
+    /// Replaces CRI's resources by the API's. CRI lacks memory requests, and its sums of limits
+    /// leave out containers without a limit.
     pub fn with_api(self, api: &ApiRequests) -> Self {
         let amount = |request: u64, limit: Option<u64>| match limit {
             Some(limit) if limit >= request => {
@@ -128,7 +128,7 @@ mod tests {
 
     /// Verifies K10.
     #[test]
-    fn requests_of_the_api_replace_those_of_cri_but_for_the_overhead() {
+    fn api_requests_replace_cri_requests_except_the_overhead() {
         let by_limits = |value| Some(Amount { value, source: Source::Limits });
         let by_requests = |value| Some(Amount { value, source: Source::Requests });
         let of_cri =
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(both.overhead_mib, 120);
         let below = ApiRequests { memory_limit: Some(1 << 30), ..api.clone() };
         assert_eq!(of_cri.with_api(&below).memory_mib, by_requests(2048));
-        // A sum of limits that leaves out a container is no bound of the pod's need.
+        // A sum without the limit of a container does not bound the pod's need.
         let partial = ApiRequests { memory_limit: None, ..api };
         assert_eq!(of_cri.with_api(&partial).memory_mib, by_requests(2048));
         let absent = of_cri.with_api(&ApiRequests::default());

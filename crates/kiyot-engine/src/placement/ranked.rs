@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::VecDeque};
 
 use crate::{id::ProviderKey, placement::Candidate};
 
-/// An offering of one of several providers.
+/// An offering with its provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ranked {
     /// The provider.
@@ -20,9 +20,9 @@ impl AsRef<Candidate> for Ranked {
 }
 
 impl Ranked {
-    /// Returns the offerings of several providers, the preferred first. The offerings of a provider
-    /// keep their order; of the next offerings of all providers the cheapest is preferred, and of
-    /// equal prices that of the first provider.
+    /// Merges the offerings of several providers, the preferred first. The offerings of a provider
+    /// keep their order. Of the providers' next offerings the cheapest comes first; at equal prices
+    /// the first provider wins.
     pub fn merge(lists: impl IntoIterator<Item = (ProviderKey, Vec<Candidate>)>) -> Vec<Self> {
         let mut lists: Vec<(ProviderKey, VecDeque<Candidate>)> =
             lists.into_iter().map(|(provider, list)| (provider, list.into())).collect();
@@ -37,8 +37,8 @@ impl Ranked {
         }
     }
 
-    /// Returns the provider of the preferred offering, and its offerings before those of another
-    /// provider; `None` without any.
+    /// Returns the provider of the preferred offering, with its offerings before the first offering
+    /// of another provider; `None` without offerings.
     pub fn first_run(ranked: &[Self]) -> Option<(ProviderKey, Vec<Candidate>)> {
         let provider = ranked.first()?.provider;
         let run = ranked.iter().take_while(|it| it.provider == provider);

@@ -49,13 +49,13 @@ pub(super) fn markets(launch_type: LaunchType) -> &'static [Market] {
     }
 }
 
-/// Returns the offerings that fit a pod and were not refused lately, the preferred market first,
-/// and in a market the cheapest first.
+/// Returns the offerings that fit a pod and were not refused recently, the preferred market first,
+/// then the cheapest first.
 ///
-/// Of equal prices the larger memory is first, then the order of names and zones. At most
-/// [`MAX_CANDIDATES`], in equal parts of each market, and of these the ones that quotas have room
-/// for. Of both markets, spot is left out that is not cheaper than the first on-demand offering: it
-/// could only cost more, and be taken back.
+/// At equal prices the larger memory is first, then names and zones decide. Takes at most
+/// [`MAX_CANDIDATES`], the same number of each market, and then drops offerings whose quota is
+/// full. With both markets, drops spot offerings that are not cheaper than the first on-demand
+/// offering: they could only cost more, and be reclaimed.
 pub fn rank(
     catalogue: &Catalogue,
     needs: &Needs,
@@ -67,15 +67,15 @@ pub fn rank(
     candidates
 }
 
-/// Returns the offerings of which [`rank`] chooses while some of them are refused: these and spot
-/// that is not cheaper than on-demand.
+/// Returns the offerings from which [`rank`] chooses while some are refused. They include spot
+/// offerings that are not cheaper than on-demand.
 pub fn rank_refused(catalogue: &Catalogue, needs: &Needs, rules: &Rules) -> Vec<Candidate> {
     rank_at_most(catalogue, needs, rules, &(), MAX_CANDIDATES)
 }
 
-/// Returns the offerings after those of [`rank`]: a warm pool, whose offerings are ranked before
-/// any of them is refused, is filled of these while all the others are refused. Of those that are
-/// not refused then, [`leave_out_dear_spot`] leaves out spot.
+/// Returns the offerings after those of [`rank`]. A warm pool, whose offerings are ranked before
+/// any refusal, is filled from them while all offerings of [`rank`] are refused.
+/// [`leave_out_dear_spot`] then drops dear spot offerings among those that are not refused.
 pub fn rank_further(catalogue: &Catalogue, needs: &Needs, rules: &Rules) -> Vec<Candidate> {
     let preferred = rank(catalogue, needs, rules, &());
     let most = MAX_CANDIDATES + MAX_FURTHER_CANDIDATES;
@@ -118,7 +118,7 @@ fn rank_at_most(
     candidates
 }
 
-/// Leaves out spot that costs as much as the cheapest on-demand offering or more, as far as both
+/// Drops a spot offering that costs at least as much as the cheapest on-demand offering, if both
 /// prices are known.
 pub fn leave_out_dear_spot(candidates: &mut Vec<Candidate>) {
     let is_known = |market: Market| {
@@ -130,7 +130,7 @@ pub fn leave_out_dear_spot(candidates: &mut Vec<Candidate>) {
     candidates.retain(|candidate| !is_spot(&candidate) || candidate.price < bound);
 }
 
-/// Returns the offering of the size that a pod needs, if it fits into the largest.
+/// Returns the offering of a pod's size, if the pod fits the largest size.
 fn sized(catalogue: &Catalogue, needs: &Needs, rules: &Rules) -> Vec<Candidate> {
     let needs = needs.of_size();
     let fitting =
@@ -145,7 +145,7 @@ fn sized(catalogue: &Catalogue, needs: &Needs, rules: &Rules) -> Vec<Candidate> 
     offers.map(candidate).collect()
 }
 
-/// Returns the cheapest offers that may be taken.
+/// Returns the cheapest allowed offers.
 fn cheapest(
     entries: &[&Entry],
     needs: &Needs,

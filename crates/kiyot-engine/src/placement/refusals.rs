@@ -17,11 +17,11 @@ const MAX_REFUSED_QUOTAS: usize = 100;
 
 /// Offerings that are avoided now.
 pub trait Refused {
-    /// Returns true if an offering is avoided, and another is taken in its place.
+    /// Returns whether an offering is avoided in favour of another.
     fn is_refused(&self, instance_type: &str, zone: &str, market: Market) -> bool;
 
-    /// Returns true if an offering is avoided for a quota, and no other is taken in its place: a
-    /// family of types with a quota of its own, such as those with GPUs, can cost many times more.
+    /// Returns whether an offering is avoided because its quota is full. No other offering replaces
+    /// it: a family of types with its own quota, such as types with GPUs, can cost many times more.
     fn is_over_quota(&self, _: &Offering) -> bool {
         false
     }
@@ -34,28 +34,28 @@ impl Refused for () {
     }
 }
 
-/// A quota that has no room for some instance types, in any zone.
+/// A quota without room for some instance types, in any zone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedQuota {
     /// The market of the quota.
     pub market: Market,
-    /// The names of the types that count in it and need as much of it as the refused type or more.
+    /// The names of the types that count in it and need at least as much of it as the refused type.
     pub types: BTreeSet<String>,
 }
 
 impl RefusedQuota {
-    /// Returns true if the quota has no room for an offering.
+    /// Returns whether the quota has no room for an offering.
     pub fn refuses(&self, offering: &Offering) -> bool {
         self.market == offering.market && self.types.contains(&offering.instance_type)
     }
 
-    /// Returns true if it refuses everything that another refuses.
+    /// Returns whether the quota refuses everything that another quota refuses.
     fn covers(&self, other: &Self) -> bool {
         self.market == other.market && self.types.is_superset(&other.types)
     }
 }
 
-/// Memory of the offerings that were refused. A clone is cheap and does not change.
+/// The refused offerings. A clone is cheap and does not change.
 #[derive(Debug, Clone, Default)]
 pub struct Refusals {
     /// Copied on a write while a clone is in use.
@@ -64,7 +64,7 @@ pub struct Refusals {
     zones: Arc<BTreeMap<String, Refusal>>,
     /// Markets that refuse every offering, copied likewise.
     markets: Arc<BTreeMap<Market, Refusal>>,
-    /// Quotas that have no room for their types, copied likewise.
+    /// Full quotas, copied likewise.
     quotas: Arc<Vec<(Arc<RefusedQuota>, Refusal)>>,
 }
 
@@ -85,7 +85,7 @@ pub struct RefusedAt<'a> {
 }
 
 impl Refusals {
-    /// Records what a launch was refused for now.
+    /// Records the refusal of a launch at a time.
     pub fn add(&mut self, refused: &LaunchRefusal, now: Duration, refusal: &Refusal) {
         match refused {
             LaunchRefusal::Offerings(offerings) | LaunchRefusal::Type { offerings, .. } => {
@@ -107,7 +107,7 @@ impl Refusals {
             LaunchRefusal::Market(market) => {
                 Arc::make_mut(&mut self.markets).insert(*market, refusal.clone());
             }
-            // Each of its offerings would give way to others.
+            // If its offerings counted as refused, dearer offerings would replace them.
             LaunchRefusal::Quota { quota, .. } => {
                 let quotas = Arc::make_mut(&mut self.quotas);
                 quotas.retain(|(known, refusal)| refusal.until > now && !quota.covers(known));
@@ -115,13 +115,12 @@ impl Refusals {
                     quotas.push((Arc::clone(quota), refusal.clone()));
                 }
             }
-            // No other offering is launched in place of these.
+            // No other offering replaces these.
             LaunchRefusal::All(_) => {}
         }
     }
 
-    /// Returns the refusal of an offering, its own or that of its zone or market: the one that ends
-    /// last.
+    /// Returns the refusal of an offering, its zone or its market that ends last.
     fn refusal(&self, offering: &Offering) -> Option<&Refusal> {
         let of_zone = self.zones.get(&offering.zone);
         let of_market = self.markets.get(&offering.market);
@@ -129,13 +128,13 @@ impl Refusals {
         own.chain(of_zone).chain(of_market).max_by_key(|it| it.until)
     }
 
-    /// Returns the refusal of the quotas of an offering that ends last.
+    /// Returns the refusal of an offering's quotas that ends last.
     fn refusal_of_quota(&self, offering: &Offering) -> Option<&Refusal> {
         let of_quota = self.quotas.iter().filter(|(quota, _)| quota.refuses(offering));
         of_quota.map(|(_, refusal)| refusal).max_by_key(|it| it.until)
     }
 
-    /// Returns the last refusal of an offering, whatever it is for.
+    /// Returns the refusal of an offering that ends last, quotas included.
     fn any_refusal(&self, offering: &Offering) -> Option<&Refusal> {
         let all = self.refusal(offering).into_iter().chain(self.refusal_of_quota(offering));
         all.max_by_key(|it| it.until)
@@ -146,13 +145,13 @@ impl Refusals {
         RefusedAt { refusals: self, now }
     }
 
-    /// Returns the reason of an offering that is avoided at a time.
+    /// Returns the reason why an offering is avoided at a time.
     pub fn reason(&self, offering: &Offering, now: Duration) -> Option<Arc<str>> {
         let refusal = self.any_refusal(offering).filter(|refusal| refusal.until > now)?;
         Some(Arc::clone(&refusal.reason))
     }
 
-    /// Returns the refusal of one of these offerings that ends first.
+    /// Returns the first refusal of these offerings to end, with its offering.
     pub fn first_end<'a>(
         &'a self,
         offerings: impl IntoIterator<Item = &'a Offering>,

@@ -1,4 +1,4 @@
-//! The bound of updates of a container's resources: the machine of its cell.
+//! Bounds updates of a container's resources by the machine of its cell.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ enum Resource {
     MemoryLimit,
 }
 
-/// An update with more than the machine of the cell has for the pod's containers together.
+/// An update that exceeds what the cell's machine has for all containers of the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub struct BeyondCell {
     resource: Resource,
@@ -27,10 +27,11 @@ pub struct BeyondCell {
     has: u64,
 }
 
-/// Refuses an update that raises a limit or request beyond what is left by the `others`: the
-/// resources of the pod's other containers. CRI has no request of memory.
+/// Refuses an update that raises a limit or request beyond what the pod's other containers
+/// (`others`) leave. CRI has no memory requests.
 ///
-/// Limits may exceed the machine before: a cell is sized by requests if a container has no limit.
+/// Limits may already exceed the machine, because a cell is sized by requests if a container has no
+/// limit.
 pub fn check_resize(
     cell: CellResources,
     current: &LinuxContainerResources,
@@ -49,7 +50,7 @@ pub fn check_resize(
     Ok(())
 }
 
-/// Returns the resources after an update, in which 0 leaves a value as it is.
+/// Returns the resources after an update. A 0 in the update keeps the value.
 fn updated(
     current: &LinuxContainerResources,
     update: &LinuxContainerResources,
@@ -114,7 +115,7 @@ mod tests {
 
     const CELL: CellResources = CellResources { milli_cpus: 2000, memory: 1 << 30 };
 
-    /// Returns the resources as a kubelet sends them; 0 for none.
+    /// Returns the resources as a kubelet sends them; 0 for no limit or request.
     fn resources(milli_limit: i64, milli_request: i64, memory: i64) -> LinuxContainerResources {
         LinuxContainerResources {
             cpu_period: 100_000,
@@ -154,7 +155,7 @@ mod tests {
         }
         let fits = resources(1000, 1000, 512 << 20);
         assert_eq!(check_resize(CELL, &current, &fits, std::slice::from_ref(&other)), Ok(()));
-        // A value of 0 stays, and one below 0 is no limit.
+        // 0 keeps the value, and a negative value removes the limit.
         for (quota, memory) in [(0, 0), (-1, -1)] {
             let update = LinuxContainerResources {
                 cpu_quota: quota,
@@ -186,7 +187,7 @@ mod tests {
                 shares => (shares.unsigned_abs() * 1000).div_ceil(1024),
             };
             let is_beyond = |of: &dyn Fn(&LinuxContainerResources) -> u64, has: u64| {
-                // What an update does not name stays.
+                // An update keeps the values that it does not name.
                 let wanted = match of(&update) { 0 => of(&current), wanted => wanted };
                 let sum: u128 = others.iter().map(|other| u128::from(of(other))).sum();
                 wanted > of(&current) && sum + u128::from(wanted) > u128::from(has)

@@ -5,11 +5,11 @@ use crate::request::MAX_VOLUME_GIB;
 /// Bytes of a GiB.
 pub const GIB: u64 = 1 << 30;
 
-/// Room for the images of a pod, in GiB: their layers, packed and unpacked, beside what the system
-/// leaves of its image's volume.
+/// Room for the images of a pod, in GiB: their layers, packed and unpacked, in addition to the free
+/// space of the system's volume.
 const POD_IMAGES_GIB: u64 = 4;
 
-/// Requests of ephemeral storage that no root volume has.
+/// Requests of ephemeral storage beyond the largest root volume.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "requests of {storage_gib} GiB of ephemeral-storage: need a root volume of {needed_gib} GiB, \

@@ -8,7 +8,7 @@ use crate::request::{Architecture, InstanceType as TypeChoice};
 /// The rules of the choice.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rules {
-    /// The needs of pods that say nothing.
+    /// The needs of pods without annotations and resources.
     pub defaults: Defaults,
     /// Instance types that no pod gets.
     pub exclude: Vec<TypeChoice>,
@@ -18,7 +18,7 @@ pub struct Rules {
     pub machine_price: MachinePrice,
 }
 
-/// The needs of pods that say nothing, and those of their cells.
+/// The default needs of pods and of their cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Defaults {
     /// Thousandths of a CPU.
@@ -43,7 +43,8 @@ impl Default for Defaults {
 }
 
 impl Rules {
-    /// Returns true if offerings of a zone may be taken. An unknown zone is none of the configured.
+    /// Returns whether offerings of a zone may be taken. An unknown zone does not match configured
+    /// zones.
     pub(super) fn has_zone(&self, zone: &str) -> bool {
         self.zones.is_empty() || self.zones.iter().any(|allowed| allowed == zone)
     }
@@ -62,7 +63,7 @@ impl Rules {
     }
 }
 
-/// The configured price of a part of the node, by which it is compared with other offerings.
+/// The configured price of parts of the node, for comparison with other offerings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MachinePrice {
     /// The price of a CPU.
@@ -76,7 +77,7 @@ impl MachinePrice {
         Self { cpu: machine.cpu_price_per_hour, gib: machine.gib_price_per_hour }
     }
 
-    /// Returns the price of so many thousandths of a CPU and so many MiB.
+    /// Returns the price of these thousandths of a CPU and this memory.
     pub(super) fn price(self, milli_cpus: u64, memory_mib: u64) -> Price {
         let memory = memory_mib.saturating_mul(1000).div_ceil(1024);
         self.cpu.of_milli(milli_cpus) + self.gib.of_milli(memory)

@@ -1,4 +1,4 @@
-//! Reason for which an instance has its offering.
+//! The reason why an instance has its offering.
 
 use std::fmt;
 
@@ -7,10 +7,11 @@ use crate::{
     request::InstanceType as TypeChoice,
 };
 
-/// The offering of an instance among the candidates of its launch. Shows the reason for it.
+/// The offering of an instance among the candidates of its launch. Displays the reason for the
+/// choice.
 #[derive(Debug, Clone, Copy)]
 pub struct Selection<'a> {
-    /// The offerings that the launch had, the preferred first.
+    /// The candidates of the launch, the preferred first.
     pub candidates: &'a [Candidate],
     /// The offering of the instance.
     pub offering: &'a Offering,

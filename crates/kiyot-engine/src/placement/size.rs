@@ -1,4 +1,4 @@
-//! Sizes: instance types that are made for a pod, such as `2cpu-704mib`.
+//! Sizes: instance types made for a pod, such as `2cpu-704mib`.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ const MEMORY_STEP_MIB: u64 = 64;
 pub struct Size {
     /// The vCPUs; not 0.
     pub cpus: u32,
-    /// The memory in MiB, with that of the instance's kernel.
+    /// The memory in MiB, that of the instance's kernel included.
     pub memory_mib: u64,
 }
 
@@ -32,7 +32,7 @@ impl Size {
         }
     }
 
-    /// Returns the largest size that fits into so many CPUs and so much memory.
+    /// Returns the largest size within these CPUs and this memory.
     pub fn within(cpus: u32, memory_mib: u64) -> Self {
         Self { cpus, memory_mib: memory_mib / MEMORY_STEP_MIB * MEMORY_STEP_MIB }
     }
@@ -67,8 +67,8 @@ impl fmt::Display for Size {
 }
 
 impl Needs {
-    /// Returns the needs that an instance of any size has to meet: it has no type that a pod could
-    /// name, and neither market nor price.
+    /// Returns the needs that an instance of any size must meet: without instance type, market and
+    /// price, which it does not have.
     pub(super) fn of_size(&self) -> Self {
         Self {
             instance_type: None,

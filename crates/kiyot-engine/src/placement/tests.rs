@@ -98,7 +98,7 @@ fn cheapest_offering_that_fits_is_first() {
         (&[("launch-type", "Spot")], "t3a.micro (Spot)"),
         (&[("architecture", "arm64")], "t4g.micro (On-Demand)"),
         (&[("architecture", "arm64"), ("memory", "300Mi")], "t4g.nano (On-Demand)"),
-        // 2 CPUs all the time: burstable types have 0.6 of them.
+        // Burstable types have a baseline of 0.6 CPUs.
         (&[("cpu", "2"), ("memory", "1Gi")], "c6a.large (On-Demand)"),
         (&[("cpu", "2"), ("memory", "1Gi"), ("sustained-cpu", "true")], "c6a.large (On-Demand)"),
         // 0.1 vCPU above its baseline costs less than the 0.3 of t3a.micro.
@@ -126,7 +126,7 @@ fn cheapest_offering_that_fits_is_first() {
 
 /// Verifies A10.
 #[test]
-fn preferred_market_is_before_the_other() {
+fn preferred_market_ranks_first() {
     let needs = annotated(&[("launch-type", "spot-preferred")]);
     let ranked = rank(&EC2, &needs, &RULES, &());
     let (spot, on_demand) = ranked.split_at(MAX_CANDIDATES / 2);
@@ -139,7 +139,7 @@ fn preferred_market_is_before_the_other() {
 
 /// Verifies A10, A25.
 #[test]
-fn spot_that_is_not_cheaper_than_on_demand_is_left_out_of_both_markets() {
+fn spot_offering_not_cheaper_than_on_demand_is_dropped_if_both_markets_fit() {
     let header = "instance_type,vcpus,memory_mib,architectures,usage_classes,\
                   on_demand_usd_per_hour,spot_usd_per_hour\n";
     let rows = [("a", "0.10", "0.03"), ("b", "0.20", "0.10"), ("c", "0.30", "0.15")];
@@ -165,11 +165,11 @@ fn spot_that_is_not_cheaper_than_on_demand_is_left_out_of_both_markets() {
     };
     let refusal = Refusal { until: Duration::from_secs(180), reason: "full".into() };
     let mut refusals = Refusals::default();
-    // That of d is not known, and is the price of on-demand at most.
+    // The spot price of d is unknown, and at most the on-demand price.
     assert_eq!(both(&refusals), ("ad".to_owned(), 4));
     refusals.add(&Offerings(vec![offering("a")]), Duration::ZERO, &refusal);
     assert_eq!(both(&refusals), ("abcd".to_owned(), 3));
-    // Those of which a pool, or a later pod, may be launched then.
+    // The offerings for a pool, or for a later pod.
     let needs = annotated(&[("launch-type", "Spot-Preferred")]);
     let further = rank_further(&catalogue, &needs, &RULES);
     let names: String = further.into_iter().map(|it| it.offering.instance_type).collect();
@@ -179,7 +179,7 @@ fn spot_that_is_not_cheaper_than_on_demand_is_left_out_of_both_markets() {
     let mut full = Refusals::default();
     full.add(&of_quota(quota), Duration::ZERO, &refusal);
     assert_eq!(both(&full), ("abcd".to_owned(), 0));
-    // Without the other market, and at estimates.
+    // With one market, and with estimated prices.
     let none = Refusals::default();
     assert_eq!(spot(&catalogue, "Spot", &none), ("abcd".to_owned(), 0));
     let estimated = catalogue.clone().with_estimates();
@@ -197,7 +197,7 @@ fn further_offerings_of_a_pool_are_many() {
 
 /// Verifies A11.
 #[test]
-fn exact_type_overrides_requests_and_not_annotations() {
+fn exact_type_overrides_requests_but_not_annotations() {
     let requested = requested(
         cri::LinuxContainerResources {
             memory_limit_in_bytes: 64 << 30,
@@ -262,7 +262,7 @@ fn excluded_types_are_not_chosen() {
 
 /// Verifies A12, A26.
 #[test]
-fn offering_in_no_configured_zone_is_not_chosen_and_says_so() {
+fn offering_outside_the_configured_zones_is_a_miss_with_a_reason() {
     let row = "instance_type,vcpus,memory_mib,architectures,on_demand_usd_per_hour,zones\n";
     let rows =
         "near,2,4096,x86_64,0.2,a|b\nfar,2,4096,x86_64,0.1,c\nsomewhere,2,4096,x86_64,0.1,\n";
@@ -284,7 +284,7 @@ fn offering_in_no_configured_zone_is_not_chosen_and_says_so() {
 
 /// Verifies A12, A26.
 #[test]
-fn architecture_without_an_image_of_cells_fits_nothing_and_says_so() {
+fn architecture_without_an_image_of_cells_fits_nothing_and_the_error_names_it() {
     let other = match Architecture::of_node() {
         Architecture::Amd64 => Architecture::Arm64,
         Architecture::Arm64 => Architecture::Amd64,
@@ -326,7 +326,7 @@ fn sized_catalogue() -> Catalogue {
 }
 
 #[test]
-fn size_of_an_instance_is_that_of_its_pod() {
+fn instance_has_the_size_of_its_pod() {
     let name = |pairs: &[(&str, &str)]| {
         let ranked = rank(&sized_catalogue(), &annotated(pairs), &RULES, &());
         ranked.into_iter().map(|candidate| candidate.offering.instance_type).collect::<Vec<_>>()
@@ -334,7 +334,7 @@ fn size_of_an_instance_is_that_of_its_pod() {
     assert_eq!(name(&[]), ["1cpu-704mib"]);
     assert_eq!(name(&[("cpu", "1001m"), ("memory", "1Gi")]), ["2cpu-1216mib"]);
     assert_eq!(name(&[("cpu", "4"), ("memory", "7Gi")]), ["4cpu-7552mib"]);
-    // Neither type nor market nor price are the provider's.
+    // The provider has no types, markets and prices.
     assert_eq!(name(&[("instance-type", "t3.micro"), ("launch-type", "Spot")]), ["1cpu-704mib"]);
 }
 
@@ -351,7 +351,7 @@ fn pod_larger_than_the_node_fits_no_size() {
 }
 
 #[test]
-fn running_size_suits_pods_that_need_no_more() {
+fn running_size_suits_only_pods_within_it() {
     let suits = |size: &str, pairs: &[(&str, &str)]| {
         let choice = Choice {
             catalogue: Arc::new(sized_catalogue()),
@@ -371,7 +371,7 @@ fn running_size_suits_pods_that_need_no_more() {
 
 proptest! {
     #[test]
-    fn pod_fits_its_size_and_no_smaller_one(milli in 0_u64..1_000_000, memory in 0_u64..1 << 40) {
+    fn pod_fits_its_size_but_no_smaller_size(milli in 0_u64..1_000_000, memory in 0_u64..1 << 40) {
         let amount = |value| Amount { value, source: Source::Limits };
         let needs = Needs {
             milli_cpus: amount(milli),
@@ -393,7 +393,7 @@ proptest! {
 
 /// Verifies A9.
 #[test]
-fn size_is_that_of_the_cri_request() {
+fn needs_have_the_size_of_the_cri_request() {
     let of = |period, quota, shares, memory, overhead| {
         let resources = cri::LinuxContainerResources {
             cpu_period: period,
@@ -431,7 +431,7 @@ fn annotated_memory_is_rounded_up_to_mib() {
 
 /// Verifies V107.
 #[test]
-fn pod_of_350_mib_gets_a_t3_nano_only_beside_a_system_that_leaves_it_the_memory() {
+fn pod_of_350_mib_fits_a_t3_nano_only_if_the_system_leaves_the_memory() {
     let request = CellRequest {
         instance_type: Some(TypeChoice::Glob("t3.*".into())),
         memory_bytes: Some(350 << 20),
@@ -463,7 +463,7 @@ fn pod_of_350_mib_gets_a_t3_nano_only_beside_a_system_that_leaves_it_the_memory(
 
 /// Verifies V108.
 #[test]
-fn named_type_is_refused_that_has_less_memory_than_the_system_alone_needs() {
+fn named_type_with_less_memory_than_the_system_needs_is_refused() {
     let named = |overhead_mib| {
         let instance_type = Some(TypeChoice::Exact("t3.nano".into()));
         let request = CellRequest { instance_type, ..CellRequest::default() };
@@ -472,7 +472,7 @@ fn named_type_is_refused_that_has_less_memory_than_the_system_alone_needs() {
         let ranked = rank(&EC2, &needs, &RULES, &());
         ranked.is_empty().then(|| NoFit::new(&EC2, &needs, &RULES).to_string())
     };
-    // The pod's own memory, of which an exact type decides, is larger.
+    // An exact type overrides the pod's larger request of memory.
     assert_eq!(named(459), None);
     let refusal = named(460).unwrap();
     let expected = "t3.nano has 459 MiB for processes, and the cell alone needs 460";
@@ -565,7 +565,7 @@ fn refused_offering_is_avoided_until_its_time() {
     assert_eq!(rank(&EC2, &needs, rules, &refusals.at(at(190)))[0], all[0]);
     let (first, refusal) = refusals.first_end([&all[1].offering, &all[0].offering]).unwrap();
     assert_eq!((first, refusal.until), (&all[0].offering, at(190)));
-    // The same type is still had in the other market.
+    // The type is still available in the other market.
     let spot = annotated(&[("launch-type", "Spot")]);
     let first = &rank(&EC2, &spot, rules, &refusals.at(at(20)))[0];
     assert_eq!(first.offering.instance_type, all[0].offering.instance_type);
@@ -591,7 +591,7 @@ fn refused_zone_is_avoided_for_every_type_and_market_until_its_time() {
 
 /// Verifies A13.
 #[test]
-fn full_quota_leaves_those_of_the_cheapest_that_it_does_not_count_and_no_dearer_ones() {
+fn full_quota_drops_its_offerings_without_dearer_replacements() {
     let needs = annotated(&[]);
     let rules = &*RULES;
     let mut refusals = Refusals::default();
@@ -644,7 +644,7 @@ proptest! {
     }
 }
 
-/// A reason is not silently dropped by the distance.
+/// Each reason counts in the distance.
 #[test]
 fn nearer_types_are_named_first() {
     let needs = annotated(&[("memory", "64Ti")]);

@@ -1,4 +1,4 @@
-//! The choice against a look at each offer of a catalogue.
+//! Compares the choice with a brute-force search over all offers of a catalogue.
 
 use std::collections::BTreeSet;
 
@@ -58,7 +58,7 @@ fn catalogues() -> impl Strategy<Value = Catalogue> {
             zone: zone.to_owned(),
             market: if is_spot { Market::Spot } else { Market::OnDemand },
             price: Price::from_micros(price * 5000),
-            // Equal offerings at equal prices are of one accuracy.
+            // Equal offerings at equal prices have the same accuracy.
             accuracy: match (price % 3, is_spot) {
                 (0, true) => Accuracy::AtMost,
                 (0, false) => Accuracy::Estimate,
@@ -117,7 +117,7 @@ fn zones() -> impl Strategy<Value = Vec<String>> {
     prop_oneof![Just(Vec::new()), vec(zone, 1..3)]
 }
 
-/// The price of an offer if it fits: the rules once more, in one expression.
+/// Returns the price of an offer if it fits, by a second implementation of the rules.
 fn price_if_fits(entry: &Entry, offer: &Offer, needs: &Needs, rules: &Rules) -> Option<u64> {
     let of_type = &entry.instance_type;
     let is_exact = matches!(needs.instance_type, Some(TypeChoice::Exact(_)));
@@ -161,8 +161,8 @@ fn price_if_fits(entry: &Entry, offer: &Offer, needs: &Needs, rules: &Rules) -> 
     fits.then_some(price)
 }
 
-/// Returns the choice of a pod by a look at each offer: all of each market that fit and are not
-/// refused, sorted, and the first of them.
+/// Returns the choice of a pod by brute force: the first of all sorted offers in each market that
+/// fit and are not refused.
 fn choice_by_brute_force(
     catalogue: &Catalogue,
     needs: &Needs,
@@ -204,7 +204,7 @@ fn choice_by_brute_force(
     taken.map(|((price, _, offering), _)| (offering.clone(), *price)).collect()
 }
 
-/// The refusals of the best offerings for a pod, so many of them, and of a zone.
+/// Returns refusals of a pod's first `best` offerings, and of a zone.
 fn refusals_of(
     (catalogue, needs, rules): (&Catalogue, &Needs, &Rules),
     best: usize,
@@ -255,7 +255,7 @@ fn images() -> impl Strategy<Value = Vec<Architecture>> {
 proptest! {
     /// Verifies A10, A13, A26.
     #[test]
-    fn choice_is_that_of_brute_force(
+    fn choice_equals_brute_force(
         catalogue in catalogues(),
         needs in needs(),
         exclude in option::weighted(0.2, select(vec!["c.*", "b.large"])),
@@ -301,7 +301,7 @@ static REGION: LazyLock<Catalogue> = LazyLock::new(|| {
 fn needs_of_region() -> impl Strategy<Value = Needs> {
     let source = || select(vec![Source::Annotation, Source::Limits, Source::Default]);
     let amount = |most: u32| {
-        // As many small amounts as large ones.
+        // Small amounts are as likely as large amounts.
         ((0..most).prop_flat_map(|bits| 0..1_u64 << bits), source())
             .prop_map(|(value, source)| Amount { value, source })
     };
@@ -354,7 +354,7 @@ proptest! {
 
     /// Verifies A10, A13, A26.
     #[test]
-    fn choice_among_the_types_of_a_region_is_that_of_brute_force(
+    fn choice_in_a_region_equals_brute_force(
         needs in needs_of_region(),
         exclude in option::weighted(0.3, select(vec!["t*", "*.large", "?7*"])),
         zones in prop_oneof![Just(Vec::new()), subsequence(ZONES.to_vec(), 1..3)],
@@ -384,7 +384,7 @@ proptest! {
             let (first, further) = (of(&first), of(&further));
             prop_assert!(first.iter().chain(&further).is_sorted());
             let is_full = first.len() == MAX_CANDIDATES / markets(needs.launch_type).len();
-            // Left out of the first.
+            // Dropped from the first offerings.
             let is_dear = |price: &u64| on_demand.is_some_and(|cheapest| *price >= cheapest);
             prop_assert!(is_full || *market == Market::Spot && further.iter().all(is_dear)
                 || further.is_empty());
