@@ -5,14 +5,14 @@ use std::{fmt, sync::Arc};
 use kiyot_values::names::has_label_letters;
 use ring::rand::{SecureRandom, SystemRandom};
 
-/// The name of a provider, by which offers and records name it.
+/// The name of a provider in offers and records.
 pub type ProviderKey = &'static str;
 
 /// The prefix of sandbox and container ids. Not hexadecimal, so that no id of containerd starts
 /// with it.
 pub const PREFIX: &str = "milpa";
 
-/// The length of a sandbox's or container's id: log collectors expect that of containerd's.
+/// The length of a sandbox or container id: log collectors expect the length of containerd's ids.
 const ID_LENGTH: usize = 64;
 /// The length of a cell's id. Short, because it is part of socket paths and host names.
 const CELL_ID_LENGTH: usize = 17;

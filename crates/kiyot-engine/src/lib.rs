@@ -1,7 +1,6 @@
 //! The engine of cells: orders, cells and the choice of offerings, without input or output.
 //!
-//! Tasks, files and sockets are not named here: the daemon carries out its effects, and so does the
-//! simulator.
+//! The engine uses no tasks, files or sockets: the daemon or the simulator carries out its effects.
 
 pub mod engine;
 pub mod id;

@@ -1,8 +1,8 @@
 //! The contract between the engine of cells and the providers of instances.
 //!
-//! The engine decides: it ranks offerings, records a launch before it is made, and judges what a
-//! provider says. A provider makes single calls. All of them may be repeated, each bounds its own
-//! time, and no pod on the node waits for any.
+//! The engine decides: it ranks offerings, records each launch first, and judges the answers of
+//! providers. A provider makes single calls. Every call may be repeated and bounds its own time,
+//! and pods on the node wait for no call.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, time::Duration};
 
@@ -31,7 +31,7 @@ use crate::{
     wanted::Wanted,
 };
 
-/// The parameters of a launch. A replay of the launch has exactly the same.
+/// The parameters of a launch. A replay of the launch has the same parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaunchSpec {
     /// The cell of the instance.
@@ -42,7 +42,7 @@ pub struct LaunchSpec {
     pub tags: BTreeMap<String, String>,
     /// The boot data, with which the agent connects to the gateway. Secret.
     pub bootstrap: Bootstrap,
-    /// The provider's own parameters, as image or volume size.
+    /// The provider's own parameters, such as image or volume size.
     pub parameters: BTreeMap<String, String>,
 }
 
@@ -58,7 +58,7 @@ impl LaunchSpec {
 pub struct Attachment {
     /// The name of the pod, as CNI plugins get it.
     pub pod_name: String,
-    /// See `pod_name`.
+    /// The namespace of the pod, as CNI plugins get it.
     pub pod_namespace: String,
     /// `metadata.uid` of the pod.
     pub pod_uid: String,
@@ -72,12 +72,12 @@ pub struct Attachment {
     /// The networks that the pod wants to have routed to its instance.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cloud_routes: Vec<String>,
-    /// True if the pod asked for an instance profile, whose credentials it gets from the metadata
-    /// service.
+    /// True if the pod asked for an instance profile: the metadata service gives it the
+    /// credentials.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_instance_profile: bool,
-    /// The tags of the pod that the instance lacks, because it was launched for a warm pool. The
-    /// provider sets them in the background: without them the pod runs too. Empty unless
+    /// The pod's tags that the instance lacks because it was launched for a warm pool. The provider
+    /// sets them in the background, because the pod can run without them. Empty unless
     /// [`Capabilities::has_tags`].
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tags: BTreeMap<String, String>,
@@ -100,9 +100,9 @@ impl Attachment {
     }
 }
 
-/// The cgroup of a cell's containers beneath a pod's slice. containerd takes a `cgroup_parent` that
-/// ends with `.slice` for a unit of systemd, whatever its own driver is (`getCgroupsPath`), and
-/// reads the usage of a pod only from a clean path (containerd/cgroups, `VerifyGroupPath`).
+/// The cgroup of a cell's containers beneath a pod's slice. containerd treats a `cgroup_parent`
+/// that ends with `.slice` as a systemd unit, whatever its own cgroup driver (`getCgroupsPath`),
+/// and reads the usage of a pod only from a clean path (containerd/cgroups, `VerifyGroupPath`).
 pub const CGROUP_BENEATH_SLICE: &str = "kiyot";
 
 /// An attachment that a previous daemon made.
@@ -116,11 +116,11 @@ pub struct Held {
     pub ports: Vec<HostPort>,
 }
 
-/// The place of the providers whose instances are on the node: each sees those of the other.
+/// The place of the providers whose instances are on the node: each sees the other's instances.
 pub const THIS_NODE: &str = "this node (netns or qemu)";
 
-/// Bounds the time in which a provider returns its catalogue. The provider bounds each of its lists
-/// by less, so that it can do without one.
+/// Bounds the time in which a provider returns its catalogue. The provider gives each of its lists
+/// less time, so that it can do without a slow list.
 pub const CATALOGUE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The progress of a termination.
@@ -129,7 +129,7 @@ pub enum Termination {
     /// The instance has ended, and nothing that it held (addresses, mounts, links, cgroups,
     /// processes) is left. Files of its pod may be removed later.
     Confirmed,
-    /// The instance will end. Its state or its absence proves when it has.
+    /// The instance will end. Its state or its absence proves the end later.
     Accepted,
 }
 
@@ -142,8 +142,8 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
     /// Returns the provider's capabilities, which never change.
     fn capabilities(&self) -> Capabilities;
     /// Returns the place in which the provider looks for instances: [`THIS_NODE`], or a region and
-    /// an endpoint; `None` if the configuration can't name another. An instance of another place is
-    /// not found, and has not ended.
+    /// an endpoint; `None` if all configurations have the same place. An instance of another place
+    /// is not found, which does not prove its end.
     fn place(&self) -> Option<String> {
         None
     }
@@ -157,9 +157,9 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
     ) -> Result<BTreeMap<String, String>, ProviderError> {
         Ok(BTreeMap::new())
     }
-    /// Launches an instance of the first candidate that has capacity, or of the first alone. With
-    /// the token of an earlier launch it returns the instance of that launch. An error has every
-    /// offering that was refused.
+    /// Launches an instance of the first candidate that has capacity. A provider may try only the
+    /// first candidate. With the token of an earlier launch it returns the instance of that launch.
+    /// An error lists every refused offering.
     async fn launch(&self, spec: &LaunchSpec, token: &str) -> Result<Instance, ProviderError>;
     /// Attaches an instance to the pod's network. A repeated call has the same outcome.
     async fn attach(
@@ -167,36 +167,35 @@ pub trait Provider: fmt::Debug + Send + Sync + 'static {
         instance: &InstanceId,
         to: &Attachment,
     ) -> Result<Attached, ProviderError>;
-    /// Returns the public address of an instance and its names, by what is known without a call.
+    /// Returns the public address and the names of an instance that are known without a call.
     fn names(&self, _instance: &InstanceId) -> InstanceNames {
         InstanceNames::default()
     }
     /// Releases the parts of the node that an attached instance shares: host ports, routes. Does
-    /// nothing for an unknown instance, and where the termination releases them.
+    /// nothing for an unknown instance, or if the termination releases them.
     async fn detach(&self, instance: &InstanceId) -> Result<(), ProviderError>;
     /// Takes over the attachments that a previous daemon made. Called before any other call.
     fn adopt(&self, _held: Vec<Held>) {}
-    /// Makes again the parts of the node that adopted attachments lack: the node was rebooted. Does
-    /// nothing for an instance that was detached since. May be repeated.
+    /// Restores the parts of the node that adopted attachments lack after a reboot. Does nothing
+    /// for an instance that was detached since. May be repeated.
     async fn restore(&self) -> Result<(), ProviderError> {
         Ok(())
     }
-    /// Makes the absent cgroups of running pods on the node, by their `cgroup_parent`: the kubelet
-    /// kills a running pod without its own. Does nothing where instances end with the node.
+    /// Creates absent cgroups of running pods on the node, by their `cgroup_parent`: the kubelet
+    /// kills a running pod without a cgroup. Does nothing if instances end with the node.
     async fn restore_cgroups(&self, _parents: &[String]) -> Result<(), ProviderError> {
         Ok(())
     }
     /// Lists all instances of this daemon's owner, by their tags. The list may be some time old.
     async fn list_owned(&self) -> Result<Vec<Instance>, ProviderError>;
     /// Returns the place in which the provider finds the instances of other nodes, if it is known
-    /// without a call. It has everything on which [`Self::has_instances_of`] depends: with another
-    /// place, the answer of this provider proves nothing. `None` where instances end with their
-    /// node.
+    /// without a call. It contains everything on which [`Self::has_instances_of`] depends: that
+    /// answer proves nothing about another place. `None` if instances end with their node.
     fn shared_place(&self) -> Option<String> {
         None
     }
-    /// Returns whether another node has instances in that place that cost something, or may yet:
-    /// false by a whole list alone.
+    /// Returns whether another node has instances in [`Self::shared_place`] that cost something, or
+    /// may do so later. Returns false only after a complete list.
     async fn has_instances_of(&self, node: &str) -> Result<bool, ProviderError> {
         let doing = format!("list the instances of node {node}: they end with it");
         Err(ProviderError::without_cause(ErrorClass::Invalid, doing))

@@ -1,4 +1,4 @@
-//! The request of a pod for its cell, as its annotations and its routing rule have it.
+//! The request of a pod for its cell, by its annotations and its routing rule.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ pub use rule_providers::RuleProviders;
 /// Largest root volume, in GiB: EC2's limit.
 pub const MAX_VOLUME_GIB: u64 = 64 * 1024;
 
-/// Request of a pod for its cell. The default is that of a pod without annotations.
+/// Request of a pod for its cell. The default is for a pod without annotations.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CellRequest {
     /// Market of the instance.
@@ -42,7 +42,7 @@ pub struct CellRequest {
     pub gpu: Option<GpuRequest>,
     /// Architecture of the processor.
     pub architecture: Option<Architecture>,
-    /// Highest price of the instance at the choice. That of spot may rise later.
+    /// Highest price of the instance at the time of the choice. A spot price may rise later.
     pub max_price: Option<Price>,
     /// Set if burstable types count with all their vCPUs, at the price of the credits above their
     /// baseline. By default only their baseline counts.
@@ -70,7 +70,8 @@ pub struct CellRequest {
 }
 
 impl CellRequest {
-    /// Returns why no provider is allowed: the pod names one that its routing rule excludes.
+    /// Returns why no provider is allowed: the routing rule excludes the provider that the pod
+    /// names.
     pub fn contradiction(&self) -> Option<String> {
         let (wanted, rule) = (self.provider?.name(), self.rule.as_ref()?);
         (!rule.allows(wanted)).then(|| format!("{PROVIDER} asks for {wanted:?}, and the {rule}"))

@@ -1,4 +1,4 @@
-//! A pod's wishes for its cell: one value, from the kubelet's call to the provider.
+//! The wishes of a pod for its cell, from the kubelet's call to the provider.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -22,8 +22,8 @@ pub struct OrderKey {
 }
 
 impl OrderKey {
-    /// Returns whether a pod with this uid is another than that of the key. Pods without a uid are
-    /// never others.
+    /// Returns whether this pod has the key's uid and another namespace or name. An empty uid never
+    /// matches.
     pub fn is_other_with_uid(&self, uid: &str, namespace: &str, name: &str) -> bool {
         !uid.is_empty()
             && self.pod_uid == uid
@@ -36,7 +36,7 @@ impl OrderKey {
     }
 }
 
-/// A pod's wishes for its cell. The default is that of a warm cell, which no pod has yet.
+/// The wishes of a pod for its cell. The default is for a warm cell without a pod.
 #[derive(Debug, Clone, Default)]
 pub struct Wanted {
     /// The pod.

@@ -7,7 +7,7 @@ use crate::request::{
     keys::{ISOLATION, PROVIDER},
 };
 
-/// The capabilities of a provider's instances, which decide what a pod may do in a cell, and which
+/// The capabilities of a provider's instances. They decide what a pod may do in a cell, and which
 /// evidence proves the end of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
@@ -25,23 +25,23 @@ pub struct Capabilities {
     pub sees_node_files: bool,
     /// The link to the agent is a channel that the pod can't cut.
     pub separate_link: bool,
-    /// An instance may be paused and go on later, with an agent whose clock stood still.
+    /// An instance may be paused and resumed. The clock of its agent stands still meanwhile.
     pub can_be_paused: bool,
-    /// A pod may have power over its agent: stop it, or change its clock.
+    /// A pod may be able to stop its agent, or to change the agent's clock.
     pub pods_control_agent: bool,
     /// Instances end with the node, at the latest when it reboots.
     pub ends_with_node: bool,
     /// The time within which a termination is confirmed. `StopPodSandbox` awaits the confirmation
-    /// of a provider that confirms within [`Self::MAX_AWAITED_END`].
+    /// if this is at most [`Self::MAX_AWAITED_END`].
     pub ends_confirmed_within: Duration,
-    /// The age of an instance from which the provider's "not found", by id, proves its end. Before,
-    /// the provider may not know the instance yet.
+    /// The age from which the provider's "not found", by id, proves the end of an instance. The
+    /// provider may not know a younger instance yet.
     pub not_found_believed_after: Duration,
     /// The period at which a listing of all instances is worthwhile.
     pub listing_period: Duration,
     /// Instances have tags, which can also be set after the launch.
     pub has_tags: bool,
-    /// The keys of [`LaunchSpec::parameters`] on which no boot depends, as that of a size.
+    /// The keys of [`LaunchSpec::parameters`] that do not affect boots, such as that of a size.
     ///
     /// [`LaunchSpec::parameters`]: super::LaunchSpec::parameters
     pub parameters_without_effect_on_boots: &'static [&'static str],
@@ -51,11 +51,10 @@ impl Capabilities {
     /// The longest time for which the end of a pod awaits the end of its instance.
     pub const MAX_AWAITED_END: Duration = Duration::from_secs(60);
 
-    /// The least limit of cells that boot at the same time, unless one is configured: a boot that
-    /// hangs delays the others little.
+    /// The least default limit of concurrent boots: a boot that hangs delays the others little.
     const MIN_DEFAULT_BOOTS: usize = 4;
 
-    /// Returns why the cells are not what a pod asks for, or its rule allows.
+    /// Returns why the cells do not suit a pod's request or its rule; `None` if they do.
     pub fn refusal_of(&self, request: &CellRequest) -> Option<String> {
         let own = self.provider;
         if let Some(contradiction) = request.contradiction() {
@@ -80,29 +79,28 @@ impl Capabilities {
             .then(|| format!("{ISOLATION} asks for \"{isolation}\", and its cells {lacks}"))
     }
 
-    /// Returns true if privileged processes are confined to the cell.
+    /// Returns whether privileged processes are confined to the cell.
     pub fn confines_privileges(&self) -> bool {
         self.own_kernel && self.own_devices
     }
 
-    /// Returns true if the launch of an instance needs the node's processors.
+    /// Returns whether the launch of an instance needs the node's processors.
     pub fn launches_on_node(&self) -> bool {
         !self.remote
     }
 
-    /// Returns the limit of cells that boot at the same time, unless one is configured. Boots on
-    /// the node compete for its processors: more of them at once take longer together than a few
-    /// at a time.
+    /// Returns the default limit of concurrent boots. Boots on the node compete for its processors:
+    /// many at once take longer in total than a few at a time.
     pub fn default_boots(&self, processors: usize) -> Option<usize> {
         self.launches_on_node().then_some(processors.max(Self::MIN_DEFAULT_BOOTS))
     }
 
-    /// Returns true if the end of a pod awaits the confirmed end of its instance.
+    /// Returns whether the end of a pod awaits the confirmed end of its instance.
     pub fn awaits_ends(&self) -> bool {
         self.ends_confirmed_within <= Self::MAX_AWAITED_END
     }
 
-    /// Returns true if an agent without contact stops its pod in time, whatever the pod does.
+    /// Returns whether an agent without contact reliably stops its pod in time.
     pub fn orphan_timeout_is_proof(&self) -> bool {
         !self.can_be_paused && !self.pods_control_agent
     }

@@ -19,7 +19,7 @@ pub enum ErrorClass {
     Auth,
     /// The request is invalid and will always fail.
     Invalid,
-    /// The instance does not exist, as far as the provider knows.
+    /// The provider does not know the instance.
     NotFound,
     /// The instance of the launch has ended already: another launch may succeed.
     Ended,
@@ -54,9 +54,9 @@ pub struct ProviderError {
     pub class: ErrorClass,
     /// The failed operation with the names of its objects.
     pub doing: String,
-    /// The refusal of a launch, if it is of certain offerings.
+    /// The refusal of a launch, if it concerns certain offerings.
     pub refusal: Option<LaunchRefusal>,
-    /// True if it depends on what the pod asked for: the launches of others may succeed.
+    /// True if the error depends on the pod's request: launches for other pods may succeed.
     pub is_of_request: bool,
     /// The cause.
     #[source]
@@ -73,12 +73,12 @@ impl ProviderError {
         Self { source: Some(source.into().into()), ..Self::without_cause(class, doing) }
     }
 
-    /// Returns an error whose text says everything.
+    /// Returns an error without a cause.
     pub fn without_cause(class: ErrorClass, doing: impl Into<String>) -> Self {
         Self { class, doing: doing.into(), refusal: None, is_of_request: false, source: None }
     }
 
-    /// Returns the error of a launch for whose offerings there is no capacity.
+    /// Returns the error of a launch whose offerings have no capacity.
     pub fn no_capacity(doing: impl Into<String>, offerings: Vec<Offering>) -> Self {
         let refusal = Some(LaunchRefusal::Offerings(offerings));
         Self { refusal, ..Self::without_cause(ErrorClass::Capacity, doing) }
@@ -90,7 +90,7 @@ impl ProviderError {
         Self::without_cause(ErrorClass::Unanswered, doing)
     }
 
-    /// Returns an error that a retry may avoid.
+    /// Returns an error after which a retry may succeed.
     pub fn transient(
         doing: impl Into<String>,
         source: impl Into<Box<dyn Error + Send + Sync>>,
@@ -98,14 +98,13 @@ impl ProviderError {
         Self::new(ErrorClass::Transient, doing, source)
     }
 
-    /// Returns true for a launch whose repetition, with the same parameters or by any pod, would be
-    /// refused likewise.
+    /// Returns whether the provider would refuse the launch again, with the same parameters or for
+    /// any pod.
     pub fn stops_launches(&self) -> bool {
         self.class == ErrorClass::Auth || matches!(self.refusal, Some(LaunchRefusal::All(_)))
     }
 
-    /// Returns true for a configuration or a request that the provider refuses, however often it is
-    /// repeated.
+    /// Returns whether the provider will always refuse this configuration or request.
     pub fn is_invalid(&self) -> bool {
         self.class == ErrorClass::Invalid
     }
@@ -115,7 +114,7 @@ impl ProviderError {
         error_chain(self)
     }
 
-    /// Returns true if a full disk is the cause.
+    /// Returns whether a full disk is the cause.
     pub fn is_no_space(&self) -> bool {
         let source = self.source.as_deref().and_then(|source| source.downcast_ref::<io::Error>());
         source.is_some_and(|error| {

@@ -21,16 +21,16 @@ pub enum InstanceState {
     Pending,
     /// Running.
     Running,
-    /// Standing still: it may go on, and what it runs goes on with it.
+    /// Paused. It may resume, with its processes.
     Paused,
-    /// Not running, or ending, but something of it is left: it must be terminated.
+    /// Stopped or stopping, with resources left. It must be terminated.
     Stopped,
-    /// Ended for good: nothing of it runs. It may be listed for a while.
+    /// Ended for good. It may be listed for a while.
     Terminated,
 }
 
 impl InstanceState {
-    /// Returns true while the instance runs, will run, or may go on.
+    /// Returns whether the instance runs, will run, or may resume.
     pub fn is_alive(self) -> bool {
         matches!(self, Self::Pending | Self::Running | Self::Paused)
     }
@@ -46,28 +46,29 @@ pub struct Instance {
     /// The token of its launch, by its tags; empty if the provider keeps none.
     pub token: String,
     /// The fingerprint of the certificate authority of the daemon that launched it, by its tags;
-    /// empty if the provider keeps none, because its instances can't be another daemon's.
+    /// empty if the provider keeps none, because only this daemon can have instances of it.
     pub fingerprint: String,
-    /// `metadata.uid` of the pod that it is attached to; empty before, and if it is not kept.
+    /// `metadata.uid` of the pod that it is attached to; empty before the attachment, and if the
+    /// provider does not keep it.
     pub pod_uid: String,
     /// Its offering.
     pub offering: Offering,
-    /// Its addresses, as far as they are known before it is attached.
+    /// Its addresses that are known before it is attached.
     pub addresses: Vec<IpAddr>,
     /// Its state.
     pub state: InstanceState,
     /// The provider's reason for the end, such as `Client.VolumeLimitExceeded: ...` of a launch
-    /// that failed after its answer. Short, without control characters; empty while it is alive,
-    /// and if none is known.
+    /// that failed after its answer. Short, without control characters; empty if unknown, and while
+    /// the instance is alive.
     pub end_reason: String,
     /// True if it has ended because its offering lacks capacity.
     pub lacks_capacity: bool,
-    /// The time of its launch by the provider's clock, since 1970; `None` if it is not kept.
+    /// The time of its launch by the provider's clock, since 1970; `None` if the provider does not
+    /// keep it.
     pub since: Option<Duration>,
 }
 
-/// The public address of an instance, and its names in the DNS, as far as they are known; names may
-/// be empty.
+/// The public address and the DNS names of an instance. Unknown names are empty.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct InstanceNames {
     /// The name of the private address.
@@ -79,7 +80,7 @@ pub struct InstanceNames {
 }
 
 impl Instance {
-    /// Returns an instance of which nothing else is known.
+    /// Returns an instance without any other known values.
     pub fn new(id: InstanceId, cell: CellId, offering: Offering, state: InstanceState) -> Self {
         Self {
             id,

@@ -32,7 +32,7 @@ pub struct PodNetwork {
     pub addresses: Vec<DeviceAddress>,
     /// The routes, in the order in which they are added.
     pub routes: Vec<Route>,
-    /// The neighbours that are not to be asked for their hardware address.
+    /// The neighbours with known hardware addresses.
     pub neighbours: Vec<Neighbour>,
     /// The name servers of the cell itself, for the pulls of its containerd.
     pub name_servers: Vec<IpAddr>,

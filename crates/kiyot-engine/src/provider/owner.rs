@@ -10,7 +10,7 @@ use crate::{
 
 /// The tag that the console of EC2 shows as the name: namespace and name of the pod.
 pub const NAME: &str = NAME_TAG;
-/// That name while an instance waits in a warm pool.
+/// The value of [`NAME`] while an instance waits in a warm pool.
 const WARM_NAME: &str = "kiyot warm";
 /// The tag with the name of the cluster.
 pub const CLUSTER: &str = "kiyot:cluster";

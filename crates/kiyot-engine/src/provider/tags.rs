@@ -1,13 +1,13 @@
-//! Tags of instances beside those of their owner: the configuration's, and labels of pods.
+//! Tags of instances besides the owner's: configured tags, and labels of pods.
 
 use std::{collections::BTreeMap, fmt};
 
 use kiyot_config::{self as config, MAX_TAGS, TagFault, check_tag_key, check_tag_value};
 use kiyot_values::glob;
 
-/// Bounds the labels that a log entry names, and the bytes of each name.
+/// Bounds the labels that a log entry names.
 const MAX_NAMED: usize = 20;
-/// See [`MAX_NAMED`].
+/// Bounds the bytes of each name.
 const MAX_NAME_BYTES: usize = 128;
 
 /// The tags of all instances, and the labels that become tags.
@@ -15,7 +15,7 @@ const MAX_NAME_BYTES: usize = 128;
 pub struct TagRules {
     /// The tags of all instances.
     pub configured: BTreeMap<String, String>,
-    /// Globs of labels. The labels that match the first are the first to become tags.
+    /// Globs of labels. Labels become tags in the order of the globs.
     pub labels: Vec<String>,
 }
 
@@ -30,15 +30,15 @@ impl Default for TagRules {
 pub struct InstanceTags {
     /// The tags; never more than EC2 allows.
     pub tags: BTreeMap<String, String>,
-    /// The labels that match the rules and are no tags.
+    /// The labels that match the rules and did not become tags.
     pub left_out: LeftOut,
 }
 
-/// Labels that are no tags, with the reasons. Its text is bounded.
+/// Labels that did not become tags, with the reasons. The displayed text is bounded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LeftOut(pub BTreeMap<String, LeftOutReason>);
 
-/// The reason why a label is no tag.
+/// The reason why a label did not become a tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LeftOutReason {
     /// EC2 does not allow it.
@@ -59,8 +59,8 @@ impl TagRules {
         Self { configured: tags.clone(), labels: label_tags.clone() }
     }
 
-    /// Adds the tags of the configuration and of a pod's labels to those of the owner, which are
-    /// few. No label replaces another tag.
+    /// Adds the tags of the configuration and of a pod's labels to the owner's few tags. No label
+    /// replaces another tag.
     pub(super) fn add(
         &self,
         own: BTreeMap<String, String>,
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn label_that_is_no_tag_has_its_reason() {
+    fn label_that_does_not_become_a_tag_has_a_reason() {
         let (long, value) = ("k".repeat(200), "v".repeat(300));
         let labels = texts(&[
             (&long, "x"),

@@ -12,7 +12,7 @@ pub struct GpuRequest {
 }
 
 impl GpuRequest {
-    /// Says if a GPU of this manufacturer and name fits. Case is ignored.
+    /// Returns whether a GPU of this manufacturer and name fits. Case is ignored.
     pub fn matches(&self, manufacturer: &str, name: &str) -> bool {
         self.name.as_ref().is_none_or(|wanted| {
             [manufacturer, name].iter().any(|present| wanted.eq_ignore_ascii_case(present))

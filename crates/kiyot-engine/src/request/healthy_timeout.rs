@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-/// Shortest timeout, in seconds. An agent that was killed, or that looks for a restarted daemon, is
-/// back within this time.
+/// Shortest timeout, in seconds. An agent that was killed, or that reconnects to a restarted
+/// daemon, is back within this time.
 const MIN_HEALTHY_TIMEOUT_SECS: u32 = 5;
 
-/// Time for which the agent of a cell may be silent. Then the cell is lost, and its pod with it.
+/// Time for which the agent of a cell may be silent before the cell and its pod are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HealthyTimeout {
     /// No limit.
@@ -19,7 +19,7 @@ impl HealthyTimeout {
     /// Longest timeout, in seconds: a week.
     pub const MAX_SECS: u32 = 7 * 24 * 60 * 60;
 
-    /// Returns the timeout of a number of seconds; 0 is no limit.
+    /// Returns the timeout for a number of seconds; 0 is no limit.
     pub fn of_secs(seconds: u32) -> Self {
         match seconds {
             0 => Self::Never,
@@ -35,7 +35,7 @@ impl HealthyTimeout {
         self.limit().map_or(0, |limit| u32::try_from(limit.as_secs()).unwrap_or(u32::MAX))
     }
 
-    /// Returns the limit, if there is one.
+    /// Returns the limit; `None` for no limit.
     pub fn limit(self) -> Option<Duration> {
         match self {
             Self::Never => None,

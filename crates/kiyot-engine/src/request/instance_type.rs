@@ -7,7 +7,7 @@ use kiyot_values::glob;
 /// Choice of an instance type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InstanceType {
-    /// This type, whatever the pod's resources are.
+    /// This type, regardless of the pod's resources.
     Exact(String),
     /// The cheapest fitting type whose name matches (`*`, `?`).
     Glob(String),
@@ -21,7 +21,7 @@ impl fmt::Display for InstanceType {
 }
 
 impl InstanceType {
-    /// Says if a type of this name may be chosen.
+    /// Returns whether a type of this name may be chosen.
     pub fn matches(&self, name: &str) -> bool {
         match self {
             Self::Exact(exact) => exact == name,

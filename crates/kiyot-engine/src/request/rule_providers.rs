@@ -4,7 +4,7 @@ use std::fmt;
 
 use kiyot_config::{ProviderKind, Rule};
 
-/// Providers of the cells of pods that a routing rule sends to cells.
+/// Providers that a routing rule allows for the cells of its pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleProviders {
     rule: String,
@@ -12,7 +12,7 @@ pub struct RuleProviders {
 }
 
 impl RuleProviders {
-    /// Returns those of a rule; `None` if it allows all.
+    /// Returns the providers of a rule; `None` if it allows all.
     pub fn of(rule: &Rule) -> Option<Self> {
         let Rule { name, providers, .. } = rule;
         (!providers.is_empty()).then(|| Self { rule: name.clone(), allowed: providers.clone() })

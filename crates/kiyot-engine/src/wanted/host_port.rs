@@ -46,7 +46,7 @@ impl Protocol {
 }
 
 impl HostPort {
-    /// Returns the host port of a mapping of CRI; the error says what of the mapping is wrong.
+    /// Returns the host port of a CRI mapping. The error names the wrong value.
     pub fn of_mapping(mapping: &cri::PortMapping) -> Result<Self, String> {
         let port = |number: i32| {
             let port = u16::try_from(number).ok().filter(|port| *port > 0);
@@ -76,7 +76,7 @@ impl HostPort {
         })
     }
 
-    /// Returns true if a packet can match both ports.
+    /// Returns whether a packet can match both ports.
     pub fn overlaps(&self, other: &Self) -> bool {
         let same_address =
             self.host_ip.is_none() || other.host_ip.is_none() || self.host_ip == other.host_ip;
