@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Bounds the doublings of a pause.
 const MAX_DOUBLINGS: u32 = 10;
 
-/// Returns a pause that was doubled some times, at most `most`.
+/// Returns a pause after `doublings` doublings, at most `most`.
 pub fn doubled(first: Duration, doublings: u32, most: Duration) -> Duration {
     first.saturating_mul(1 << doublings.min(MAX_DOUBLINGS)).min(most)
 }

@@ -15,7 +15,7 @@ pub struct Cidr {
     pub prefix: u8,
 }
 
-/// Text that is no network.
+/// Error of a text that is not a network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("is invalid; allowed: a network such as 10.0.0.0/8 or fd00::/8, without host bits")]
 pub struct NotACidr;
@@ -26,18 +26,18 @@ impl Cidr {
         Self { address: IpAddr::V4(Ipv4Addr::new(a, b, c, d)), prefix }
     }
 
-    /// Says if the network contains an address.
+    /// Returns whether the network contains an address.
     pub fn contains(&self, address: IpAddr) -> bool {
         address.is_ipv4() == self.address.is_ipv4()
             && host_bits(address, self.prefix).0 == host_bits(self.address, self.prefix).0
     }
 
-    /// Says if the network contains all addresses of another.
+    /// Returns whether the network contains all addresses of another.
     pub fn covers(&self, other: &Self) -> bool {
         self.prefix <= other.prefix && self.contains(other.address)
     }
 
-    /// Says if the networks have an address in common.
+    /// Returns whether the networks have an address in common.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.covers(other) || other.covers(self)
     }
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn network_contains_its_addresses_alone() {
+    fn network_contains_only_its_addresses() {
         let network: Cidr = "10.200.0.0/16".parse().unwrap();
         assert!(network.contains("10.200.255.1".parse().unwrap()));
         assert!(!network.contains("10.201.0.0".parse().unwrap()));

@@ -37,7 +37,7 @@ impl<'a> CsvRows<'a> {
         self.reader.headers().cloned().unwrap_or_default()
     }
 
-    /// Reads each row, by a function of its line and its values.
+    /// Reads each row with a function of its line and its values.
     pub fn read<T>(
         &mut self,
         mut read: impl FnMut(u64, &StringRecord) -> Result<T, String>,
@@ -56,7 +56,7 @@ impl<'a> CsvRows<'a> {
     }
 }
 
-/// Returns the line of a row. The position is that of the blank lines before it.
+/// Returns the line of a row. Its position is before the preceding blank lines.
 fn line(text: &[u8], position: &Position) -> u64 {
     let begin = usize::try_from(position.byte()).unwrap_or(usize::MAX);
     let blank = text.iter().skip(begin).take_while(|byte| matches!(byte, b'\r' | b'\n'));

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn other_text_is_no_decimal() {
+    fn other_text_is_not_a_decimal() {
         for text in ["", ".", ".5", "5.", "-1", "+1", " 1", "1 ", "1.2.3", "1e3", "1,5", "0x1", "١"]
         {
             assert_eq!(parse(text, 1, Rounding::Down), None, "{text}");
@@ -86,7 +86,7 @@ mod tests {
         }
 
         #[test]
-        fn result_is_that_of_exact_arithmetic(
+        fn result_equals_exact_arithmetic(
             number: u64,
             decimals in 0_usize..=18,
             scale in 1_u128..=1 << 60,

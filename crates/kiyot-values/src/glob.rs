@@ -2,8 +2,9 @@
 
 /// Returns whether a whole text matches a glob.
 ///
-/// After a mismatch only the last `*` is extended: a longer text of an earlier one can't help,
-/// since the last may take it too. So the steps are at most the product of the lengths.
+/// After a mismatch only the last `*` is extended: a longer match of an earlier `*` can't help,
+/// because the last `*` can match that text too. So the steps are at most the product of the
+/// lengths.
 pub fn matches(pattern: &str, text: &str) -> bool {
     let (mut pattern, mut text) = (pattern.chars(), text.chars());
     // The point after the last `*`, to retry with a `*` that matches another character.
@@ -49,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn glob_matches_the_whole_text_alone() {
+    fn glob_matches_only_the_whole_text() {
         assert!(matches("kube-*", "kube-system"));
         assert!(matches("*", ""));
         assert!(matches("team-?", "team-é"));

@@ -1,11 +1,11 @@
-//! Names as Kubernetes has them: labels of DNS.
+//! Names in Kubernetes: DNS labels, extended resources, uids.
 
 /// Longest label, in bytes.
 pub const MAX_LABEL_BYTES: usize = 63;
-/// Namespace of objects that name none.
+/// Namespace of objects that do not name a namespace.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
-/// Extended resource of which a pod for a cell requests one.
+/// Extended resource: a pod for a cell requests one unit of it.
 pub const CELL: &str = "pod.elotl.co/cell";
 /// Extended resource that stands for the CPU request of a pod in a cell, in whole CPUs.
 pub const EXTENDED_CPU: &str = "pod.elotl.co/cpu";
@@ -19,7 +19,7 @@ pub fn is_bytes(name: &str) -> bool {
     ["memory", "ephemeral-storage", EXTENDED_MEMORY, EXTENDED_STORAGE].contains(&name)
 }
 
-/// Returns true for a label: 1 to 63 of a-z, 0-9 and -, not - at either end.
+/// Returns whether a text is a label: 1 to 63 of a-z, 0-9 and -, not - at either end.
 pub fn is_label(text: &str) -> bool {
     (1..=MAX_LABEL_BYTES).contains(&text.len())
         && has_label_letters(text)
@@ -27,7 +27,7 @@ pub fn is_label(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// Returns true for a text of the letters of labels.
+/// Returns whether a text has only characters of labels.
 pub fn has_label_letters(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
 }
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn label_has_its_letters_and_length_and_no_dash_at_an_end() {
+    fn label_has_allowed_characters_length_and_ends() {
         let longest = "a".repeat(63);
         for label in ["a", "0", "a-b", "a--b", &longest] {
             assert!(is_label(label), "{label}");
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn resource_of_gpus_is_known_by_its_name() {
+    fn gpu_resource_is_recognized_by_its_name() {
         for name in ["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.5gb"] {
             assert!(is_gpu(name), "{name}");
         }

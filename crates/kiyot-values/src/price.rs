@@ -1,4 +1,4 @@
-//! Prices, in US dollars an hour, and what is paid at them.
+//! Prices in US dollars an hour, and costs in US dollars.
 
 use std::{fmt, ops::Add, str::FromStr, time::Duration};
 
@@ -8,7 +8,7 @@ use crate::decimal::{self, Rounding};
 const MICROS: u64 = 1_000_000;
 /// Decimals of a price that are kept; finer parts are rounded up.
 const DECIMALS: usize = 6;
-/// Decimals that a price shows at least, as EC2's price list does.
+/// Least decimals of a displayed price, as in EC2's price list.
 const MIN_SHOWN_DECIMALS: usize = 4;
 /// Highest price, in dollars: a hundred times that of the largest instance type.
 const MAX_DOLLARS: u64 = 100_000;
@@ -23,27 +23,27 @@ pub struct Price {
     micros: u64,
 }
 
-/// Paid money in US dollars, exact to a millionth of a dollar.
+/// Cost in US dollars, exact to a millionth of a dollar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Cost {
     micros: u64,
 }
 
-/// Text that is no price.
+/// Error of a text that is not a price.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("is invalid; allowed: dollars an hour such as 0.0416, from 0 to {MAX_DOLLARS}")]
 pub struct NotAPrice;
 
-/// Text that is no cost.
+/// Error of a text that is not a cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("is invalid; allowed: dollars such as 250.50, from 0 to {MAX_COST_DOLLARS}")]
 pub struct NotACost;
 
 impl Price {
-    /// Nothing is paid.
+    /// Price of 0.
     pub const FREE: Self = Self { micros: 0 };
 
-    /// Returns a price of so many millionths of a dollar an hour.
+    /// Returns a price of `micros` millionths of a dollar an hour.
     pub const fn from_micros(micros: u64) -> Self {
         Self { micros }
     }
@@ -53,7 +53,7 @@ impl Price {
         self.micros
     }
 
-    /// Returns the price of so many thousandths of a unit of which one has this price, rounded up.
+    /// Returns the price of `milli` thousandths of a unit at this price per unit, rounded up.
     pub fn of_milli(self, milli: u64) -> Self {
         let micros = (u128::from(self.micros) * u128::from(milli)).div_ceil(1000);
         Self { micros: u64::try_from(micros).unwrap_or(u64::MAX) }
@@ -61,7 +61,7 @@ impl Price {
 }
 
 impl Price {
-    /// Returns the cost of some time at this price, rounded up.
+    /// Returns the cost of `time` at this price, rounded up.
     pub fn over(self, time: Duration) -> Cost {
         const MILLIS_OF_HOUR: u128 = 3_600_000;
         let micros =
@@ -71,7 +71,7 @@ impl Price {
 }
 
 impl Cost {
-    /// Returns a cost of so many millionths of a dollar.
+    /// Returns a cost of `micros` millionths of a dollar.
     pub const fn from_micros(micros: u64) -> Self {
         Self { micros }
     }
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prices_as_price_lists_write_them() {
+    fn prices_parse_in_the_form_of_price_lists() {
         for (text, micros, shown) in [
             ("0", 0, "$0.0000"),
             ("0.0042", 4_200, "$0.0042"),

@@ -20,7 +20,7 @@ const SHOWN_PATH_CHARS: usize = 512;
 const SHOWN_RULE_CHARS: usize = 1024;
 /// Most problems that a report lists. It counts the others.
 pub const MAX_PROBLEMS: usize = 100;
-/// Bytes of a report's list from which on further problems are counted.
+/// Bytes of a report's list, after which further problems are only counted.
 const MAX_LIST_BYTES: usize = 64 * 1024;
 
 /// Problem of a value.
@@ -71,7 +71,7 @@ fn shorten(text: &mut String, chars: usize) {
     }
 }
 
-/// Beginning of a text. Writing more is an error.
+/// Collects the beginning of a text. Writing more is an error.
 struct Beginning {
     text: String,
     /// Characters that still fit.
@@ -125,7 +125,7 @@ impl Problems {
         self
     }
 
-    /// Returns the text with as many problems as fit in so many bytes, at least the first.
+    /// Returns the text with as many problems as fit in `bytes`, at least the first.
     pub fn within(mut self, bytes: usize) -> String {
         while !self.notes.is_empty() && self.to_string().len() > bytes {
             self.notes.pop();
@@ -182,7 +182,7 @@ impl Report {
         collected.list.push(problem);
     }
 
-    /// Adds problems that are made only as long as they are listed.
+    /// Adds problems. Takes only as many from the iterator as are listed, and counts the others.
     pub fn add_all(&self, problems: impl ExactSizeIterator<Item = Problem>) {
         let mut problems = problems;
         while !self.0.borrow().is_full() {
@@ -205,7 +205,7 @@ impl Report {
         collected.list.len() + collected.more
     }
 
-    /// Says if there is no problem.
+    /// Returns whether there is no problem.
     pub fn is_empty(&self) -> bool {
         self.0.borrow().list.is_empty()
     }

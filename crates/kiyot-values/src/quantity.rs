@@ -16,7 +16,7 @@ pub struct Quantity {
     nanos: u128,
 }
 
-/// Text that is no quantity.
+/// Error of a text that is not a quantity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("is invalid; allowed: a quantity such as 500m, 10 or 1.5Gi, not negative")]
 pub struct NotAQuantity;
@@ -27,7 +27,7 @@ impl Quantity {
         self.rounded_up(NANO)
     }
 
-    /// Says if there is no part of a unit.
+    /// Returns whether the quantity is a whole number of units.
     pub fn is_whole(self) -> bool {
         self.nanos.is_multiple_of(NANO)
     }
@@ -105,7 +105,7 @@ mod tests {
 
     /// Verifies A3.
     #[test]
-    fn quantities_as_kubernetes_reads_them() {
+    fn quantities_parse_as_in_kubernetes() {
         let milli = |text: &str| text.parse::<Quantity>().map(Quantity::milli).ok();
         for (text, value) in [
             ("0", 0),

@@ -6,7 +6,7 @@ use jiff::{Timestamp, ToSpan, civil::Date, tz::TimeZone};
 
 use crate::price::Cost;
 
-/// The cost of a day, and of its month until then. Dates are UTC's.
+/// The cost of a day, and of its month up to that day. Dates are in UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Spending {
     /// The date.
@@ -18,7 +18,7 @@ pub struct Spending {
 }
 
 impl Spending {
-    /// Returns what of it counts on a date; that of a later date stays as it is.
+    /// Returns the costs that count on a date. The costs of a later date are unchanged.
     #[must_use]
     pub fn on(self, date: Date) -> Self {
         if date <= self.date {
@@ -29,20 +29,20 @@ impl Spending {
         Self { date, day: Cost::default(), month }
     }
 
-    /// Adds what counts of another one on the date of this one.
+    /// Adds the costs of `other` that count on the date of this one.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         let other = other.on(self.date);
         Self { day: self.day + other.day, month: self.month + other.month, ..self }
     }
 
-    /// Adds what counts of others on the date of this one.
+    /// Adds the costs of `others` that count on the date of this one.
     #[must_use]
     pub fn plus_all<'s>(self, others: impl IntoIterator<Item = &'s Self>) -> Self {
         others.into_iter().fold(self, |sum, other| sum.plus(*other))
     }
 
-    /// Returns by how much its costs are higher than those of another one on its date.
+    /// Returns by how much the costs exceed those of `other` on the date of this one.
     #[must_use]
     pub fn beyond(self, other: Self) -> Self {
         let other = other.on(self.date);
@@ -84,10 +84,10 @@ pub enum Period {
 }
 
 impl Period {
-    /// Both.
+    /// All periods.
     pub const ALL: [Self; 2] = [Self::Day, Self::Month];
 
-    /// Returns the first date of the period after that of a date.
+    /// Returns the first date of the next period after a date.
     pub fn next(self, date: Date) -> Date {
         let next = match self {
             Self::Day => date.tomorrow(),
@@ -106,7 +106,7 @@ impl fmt::Display for Period {
     }
 }
 
-/// Limits of what is paid in a day and in a month; `None` for no limit.
+/// Limits of the cost of a day and of a month; `None` for no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpendingLimits {
     /// The limit of a day.
@@ -116,7 +116,7 @@ pub struct SpendingLimits {
 }
 
 impl SpendingLimits {
-    /// Returns true without a limit.
+    /// Returns whether there is no limit.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -177,7 +177,7 @@ mod tests {
 
     /// Verifies K24.
     #[test]
-    fn limit_is_reached_by_what_equals_it() {
+    fn cost_equal_to_the_limit_reaches_it() {
         let cost = |micros| Some(Cost::from_micros(micros));
         let limits = SpendingLimits { day: cost(5), month: cost(9) };
         let date = date(2026, 11, 30);
@@ -192,7 +192,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn date_of_a_midnight_is_its_date(days in 0_u64..1_000_000) {
+        fn midnight_begins_its_date(days in 0_u64..1_000_000) {
             let begin = Duration::from_secs(days * 86_400);
             prop_assert_eq!(midnight(date_of(begin)), begin);
             prop_assert_eq!(date_of(begin + Duration::from_secs(86_399)), date_of(begin));

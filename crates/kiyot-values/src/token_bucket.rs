@@ -11,7 +11,7 @@ pub struct Rate {
     pub period: Duration,
 }
 
-/// A bucket, which is full at first.
+/// A bucket that is full at first.
 #[derive(Debug, Default)]
 pub struct TokenBucket {
     /// The time at which the bucket is full; `None` before the first token is taken.
@@ -19,13 +19,13 @@ pub struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// Takes tokens, also those that the bucket will have later.
+    /// Takes tokens, in advance if the bucket lacks them.
     pub fn take(&mut self, tokens: u32, rate: Rate, now: impl Into<Instant>) {
         let now = now.into();
         self.full_at = Some(self.full_at.unwrap_or(now).max(now) + rate.period * tokens);
     }
 
-    /// Returns the time until the bucket has had all tokens that were taken.
+    /// Returns the time until the bucket has gained all tokens that were taken in advance.
     pub fn pause(&self, rate: Rate, now: impl Into<Instant>) -> Duration {
         let now = now.into();
         let until_full = self.full_at.map(|full_at| full_at.saturating_duration_since(now));
@@ -40,7 +40,7 @@ mod tests {
     const RATE: Rate = Rate { burst: 2, period: Duration::from_secs(10) };
 
     #[test]
-    fn tokens_beyond_the_burst_are_waited_for() {
+    fn tokens_beyond_the_burst_need_a_pause() {
         let (mut bucket, now) = (TokenBucket::default(), Instant::now());
         assert_eq!(bucket.pause(RATE, now), Duration::ZERO);
         let pauses = [1, 1, 1, 2].map(|tokens| {

@@ -4,10 +4,10 @@ use serde_json::{Map, Value};
 
 use super::{Field, Problem, Report};
 
-/// Similarity (Jaro-Winkler, 0 to 1) from which on a known key is proposed for an unknown one.
+/// Least similarity (Jaro-Winkler, 0 to 1) of a known key that is proposed for an unknown key.
 const LIKENESS: f64 = 0.75;
 
-/// Known keys proposed for an unknown one.
+/// Known keys proposed for an unknown key.
 const PROPOSALS: usize = 3;
 
 /// Longest unknown key for which known keys are proposed, in bytes.
@@ -15,7 +15,7 @@ const MAX_LIKELY_BYTES: usize = 128;
 
 /// Table whose keys are taken one by one. [`Table::finish`] reports the rest.
 #[derive(Debug)]
-#[must_use = "keys that nobody took are noted by finish()"]
+#[must_use = "finish() reports the keys that were not taken"]
 pub struct Table<'r> {
     at: String,
     fields: Map<String, Value>,
@@ -88,7 +88,7 @@ impl<'r> Table<'r> {
     }
 }
 
-/// Returns the known keys that are meant by an unknown one.
+/// Returns the known keys that are similar to an unknown key.
 pub fn likely(key: &str, known: &[&'static str]) -> Vec<&'static str> {
     if key.len() > MAX_LIKELY_BYTES {
         return Vec::new();

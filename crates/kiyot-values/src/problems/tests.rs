@@ -68,7 +68,7 @@ fn report_counts_the_problems_beyond_its_list() {
 
 /// Verifies M12.
 #[test]
-fn notes_give_way_before_problems() {
+fn notes_are_dropped_before_problems() {
     let report = Report::default();
     ["one", "two"].into_iter().for_each(|at| report.add(Problem::new(at, "is wrong")));
     let problems = report.finish("a", ()).unwrap_err();
@@ -84,7 +84,7 @@ fn notes_give_way_before_problems() {
 
 proptest! {
     #[test]
-    fn shortened_text_begins_as_the_text_does(text in "\\PC{0,20}", chars in 0_usize..24) {
+    fn shortened_text_is_a_beginning_of_the_text(text in "\\PC{0,20}", chars in 0_usize..24) {
         let mut short = text.clone();
         shorten(&mut short, chars);
         prop_assert_eq!(&short, &shown(chars, &text));

@@ -66,7 +66,7 @@ fn text_is_read_by_a_parser_or_a_choice() {
 }
 
 #[test]
-fn secret_value_is_in_no_problem() {
+fn problems_do_not_show_secret_values() {
     let (_, problems) = read(json!(["secret", 1]), |it| it.secret().texts());
     assert_eq!(problems, ["key[1]: is invalid; allowed: a text in quotes"]);
     let (_, problems) = read(json!({ "a": 1 }), |it| it.secret().text_entries());

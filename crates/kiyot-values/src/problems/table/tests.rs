@@ -29,7 +29,7 @@ fn keys_are_taken_one_by_one() {
 }
 
 #[test]
-fn required_key_is_missed_with_its_path() {
+fn absent_required_key_is_reported_with_its_path() {
     for (at, path) in [("", "a"), ("top.of", "top.of.a")] {
         let (value, problems) = read(at, json!({ "a": null }), |mut table| {
             assert_eq!((table.at(), table.path_of("a")), (at, path.to_owned()));
