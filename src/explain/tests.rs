@@ -516,8 +516,8 @@ fn pod_with_too_many_security_groups_is_refused() {
         placed(config, &annotations, Prices::BuiltIn)
     };
     let (text, fine) = of("sg-2,sg-3");
-    let refusal = "refused: pod.elotl.co/security-groups: with ec2.security_groups 3 security \
-                   groups; allowed: 2";
+    let refusal = "refused: pod.elotl.co/security-groups: makes 3 security groups with \
+                   ec2.security_groups; allowed: 2";
     assert!(!fine && text.contains(refusal), "{text}");
     assert!(of("sg-2,sg-1").1);
 }

@@ -144,7 +144,8 @@ async fn annotations_of_a_pod_choose_its_instance() {
     let request = CellRequest { security_groups: groups, ..CellRequest::default() };
     let error = world.spec_for(&[offering], &request).await.unwrap_err();
     assert_eq!(error.class, ErrorClass::Invalid);
-    assert!(error.text().contains("6 security groups; allowed: 5"), "{}", error.text());
+    let refusal = "makes 6 security groups with ec2.security_groups; allowed: 5";
+    assert!(error.text().contains(refusal), "{}", error.text());
 }
 
 fn with_storage(gib: u64) -> Arc<Needs> {

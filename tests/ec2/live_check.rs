@@ -246,7 +246,7 @@ async fn networks_that_cells_don_t_reach_are_warnings() {
     let subnets = &world.cloud.setup().subnets;
     let others = format!("cells in {}, {} don't reach", subnets[1].id, subnets[2].id);
     assert!(checked.text.contains(&others), "{}", checked.text);
-    assert!(checked.text.contains("note: backend milpa: ec2.subnets: of 3 subnets only"));
+    assert!(checked.text.contains("note: backend milpa: ec2.subnets: only the node's subnet"));
     let checked = check(&world, ("10.77.0.5:7700", "192.168.7.5:7700")).await;
     assert_eq!(checked.code, Some(0), "{}", checked.text);
     let [warning] = checked.lines("warning")[..] else { panic!("{}", checked.text) };

@@ -141,7 +141,7 @@ async fn rule_chooses_the_provider_until_a_reload() {
     assert!(refused.message().contains(both), "{refused}");
     // A rule with a provider that is not configured leaves the old rules.
     kiyot.reload(RULE, "providers = [\"qemu\"]").await;
-    assert!(kiyot.log().contains("is no provider of backend \"milpa\""), "{}", kiyot.log());
+    assert!(kiyot.log().contains("is not a provider of backend \"milpa\""), "{}", kiyot.log());
     let second = kubelet.run_pod(&batch("second")).await.unwrap();
     assert_eq!(cells(&world, &kiyot), (0, 2));
     kiyot.reload("providers = [\"qemu\"]", "providers = [\"netns\"]").await;

@@ -8,7 +8,7 @@ use super::{Server, read};
 
 /// File name of the socket, in the directory of the CRI socket.
 const FILE: &str = "admin.sock";
-/// Added to the path of the link for that of the socket's directory.
+/// Extension that the link's path gets for the path of the socket's directory.
 const DIRECTORY_EXTENSION: &str = "d";
 /// File name of the socket in its directory.
 const SOCKET: &str = "socket";
@@ -37,8 +37,8 @@ impl Admin {
         admin
     }
 
-    /// Returns the path of the socket, which has a directory of its own: that of the CRI socket is
-    /// not the group's.
+    /// Returns the path of the socket. It has its own directory, because the group has no access to
+    /// that of the CRI socket.
     pub fn socket(&self) -> PathBuf {
         self.listen.with_added_extension(DIRECTORY_EXTENSION).join(SOCKET)
     }

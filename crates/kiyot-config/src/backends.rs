@@ -29,7 +29,7 @@ pub enum BackendConfig {
 pub struct CriBackend {
     /// Unix socket of its CRI v1.
     pub socket: PathBuf,
-    /// Time that a call waits for a connection.
+    /// Time for which a call waits for a connection.
     pub connect_timeout: Duration,
 }
 
@@ -50,7 +50,7 @@ pub(super) fn read(field: Field<'_>) -> BTreeMap<String, BackendConfig> {
     for (name, field) in field.entries() {
         if !is_label(&name) {
             field.refuse(format!(
-                "is no valid name; allowed: 1 to {MAX_LABEL_BYTES} characters of a-z, \
+                "is not a valid name; allowed: 1 to {MAX_LABEL_BYTES} characters of a-z, \
                                   0-9 and -, not - at either end"
             ));
         }

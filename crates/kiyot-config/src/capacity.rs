@@ -13,7 +13,7 @@ const DERIVED: &str = "derived";
 const DERIVED_FIGURES: [&str; 3] = ["cpu", "memory", "pods"];
 /// Largest number of a figure: six digits.
 const MAX_NUMBER: u64 = 999_999;
-/// Most characters of all figures as text: the policy on nodes reads no longer annotation.
+/// Most characters of all figures as text: the policy on nodes reads no longer annotations.
 const MAX_TEXT_CHARS: usize = 1024;
 /// Most characters of a figure beside its name: `=`, six digits, a unit and `,`.
 const MAX_AMOUNT_CHARS: usize = 10;
@@ -31,23 +31,23 @@ pub type Figures = BTreeMap<String, u64>;
 pub struct Capacity {
     /// Figures of its own.
     pub figures: Figures,
-    /// Declares the CPUs, the memory and the pods that cells can have, beside these figures.
+    /// True if the node also declares the CPUs, the memory and the pods that its cells can have.
     pub is_derived: bool,
 }
 
 impl Capacity {
-    /// Returns true if the node declares a figure of a resource.
+    /// Returns whether the node declares a figure of a resource.
     pub fn declares(&self, name: &str) -> bool {
         self.figures.contains_key(name) || self.is_derived && DERIVED_FIGURES.contains(&name)
     }
 
     /// Returns whether the node declares more than its machine has. The kubelet keeps extended
-    /// resources (`example.com/name`) that no device plugin serves, without a policy.
+    /// resources (`example.com/name`) without a device plugin, so that they need no policy.
     pub fn exceeds_machine(&self) -> bool {
         self.is_derived || self.figures.keys().any(|name| !name.contains('/'))
     }
 
-    /// Returns true if it has no figures.
+    /// Returns whether there are no figures.
     pub(super) fn is_empty(&self) -> bool {
         self.figures.is_empty() && !self.is_derived
     }
@@ -86,8 +86,8 @@ fn amount(name: &str, field: Field<'_>) -> Option<u64> {
         name if is_extended(name) => field.number(1..=MAX_NUMBER),
         _ => {
             field.refuse(
-                "is of no resource; allowed: cpu, memory, ephemeral-storage, pods, or an extended \
-                 resource such as \"nvidia.com/gpu\"",
+                "is an unknown resource; allowed: cpu, memory, ephemeral-storage, pods, or an \
+                 extended resource such as \"nvidia.com/gpu\"",
             );
             None
         }
@@ -102,7 +102,7 @@ fn mebibytes(text: &str) -> Option<u64> {
     Some(number << shift)
 }
 
-/// Returns true for the name of an extended resource, as the policy on nodes has it.
+/// Returns whether a text is the name of an extended resource, by the rules of the policy on nodes.
 fn is_extended(name: &str) -> bool {
     let Some((domain, own)) = name.split_once('/') else { return false };
     let is_inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -187,14 +187,14 @@ mod tests {
             ("memory = \"Gi\"", "with Mi, Gi or Ti"),
             ("memory = \"5\u{e9}\"", "with Mi, Gi or Ti"),
             ("\"pod.elotl.co/ephemeral-storage\" = 5", "with Mi, Gi or Ti"),
-            ("storage = 5", "is of no resource"),
-            ("\"hugepages-2Mi\" = 5", "is of no resource"),
-            ("\"example.kubernetes.io/a\" = 5", "is of no resource"),
-            ("\"requests.a/b\" = 5", "is of no resource"),
-            ("\"a..b/c\" = 5", "is of no resource"),
-            ("\"-a/c\" = 5", "is of no resource"),
-            ("\"a/-c\" = 5", "is of no resource"),
-            ("\"a/b/c\" = 5", "is of no resource"),
+            ("storage = 5", "is an unknown resource"),
+            ("\"hugepages-2Mi\" = 5", "is an unknown resource"),
+            ("\"example.kubernetes.io/a\" = 5", "is an unknown resource"),
+            ("\"requests.a/b\" = 5", "is an unknown resource"),
+            ("\"a..b/c\" = 5", "is an unknown resource"),
+            ("\"-a/c\" = 5", "is an unknown resource"),
+            ("\"a/-c\" = 5", "is an unknown resource"),
+            ("\"a/b/c\" = 5", "is an unknown resource"),
             ("\"a.b/c\" = 1.5", "a whole number"),
             ("derived = false", "has no figures"),
             ("derived = 5", "kubernetes.capacity.derived"),
@@ -207,7 +207,7 @@ mod tests {
 
     /// Verifies K14.
     #[test]
-    fn derived_figures_are_of_cells_on_other_machines() {
+    fn derived_figures_need_cells_on_other_machines() {
         let problems = |provider: &str| {
             let text = format!(
                 "[kubernetes]\nkubeconfig = \"in-cluster\"\n[kubernetes.capacity]\nderived = true\n\
@@ -216,7 +216,7 @@ mod tests {
             );
             parse("test", &text, []).map_err(|problems| problems.to_string()).err()
         };
-        let refused = "kubernetes.capacity.derived: is of cells on other machines";
+        let refused = "kubernetes.capacity.derived: needs cells on other machines";
         for provider in ["netns", "qemu"] {
             let problems = problems(provider).unwrap_or_default();
             assert!(problems.contains(refused), "{provider}: {problems}");

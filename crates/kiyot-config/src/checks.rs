@@ -14,8 +14,8 @@ use super::{
 /// Path of the gateway's socket in a state directory.
 const GATEWAY_SOCKET: &str = "/gateway.sock";
 
-/// Sets defaults that follow from other keys: the node's backend if only one has the type `cri`,
-/// and the containerd that images are copied from.
+/// Sets defaults that follow from other keys: the node's backend if only one backend has the type
+/// `cri`, and the containerd from which images are copied.
 pub(super) fn complete(config: &mut Config) {
     config.admin.complete(&config.server);
     let cri: Vec<_> = config
@@ -82,7 +82,7 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
     }
 }
 
-/// Reports keys that the providers of a backend need and that are absent.
+/// Reports absent keys that the providers of a backend need.
 pub(super) fn check_providers(config: &Config, name: &str, milpa: &MilpaBackend, report: &Report) {
     let at = format!("backends.{name}.gateway");
     milpa.gateway.check(&at, milpa.has_remote_cells(), report);
@@ -92,8 +92,8 @@ pub(super) fn check_providers(config: &Config, name: &str, milpa: &MilpaBackend,
         report.add(Problem::new(format!("backends.{name}.cluster"), rule));
     }
     if config.kubernetes.derives_capacity() && !milpa.has_remote_cells() {
-        let rule = "is of cells on other machines; allowed with such a provider (\"ec2\"), else \
-                    figures of the node";
+        let rule = "needs cells on other machines; allowed: with the provider \"ec2\", otherwise \
+                    explicit figures";
         report.add(Problem::new("kubernetes.capacity.derived", rule));
     }
     if milpa.has(ProviderKind::Ec2) {
@@ -102,7 +102,7 @@ pub(super) fn check_providers(config: &Config, name: &str, milpa: &MilpaBackend,
     }
 }
 
-/// Reports equal pools, and pools that are larger than the limits.
+/// Reports repeated pools, and pools that exceed the limits.
 fn check_warm(name: &str, milpa: &MilpaBackend, report: &Report) {
     let at = |index: usize, key: &str| format!("backends.{name}.warm[{index}]{key}");
     let mut cells = 0_usize;
@@ -120,7 +120,7 @@ fn check_warm(name: &str, milpa: &MilpaBackend, report: &Report) {
         cells = cells.saturating_add(pool.count);
         if cells > milpa.max_cells {
             let rule = format!(
-                "makes {cells} cells of all pools; allowed: at most max_cells ({})",
+                "makes {cells} cells in all pools; allowed: at most max_cells ({})",
                 milpa.max_cells
             );
             let count = pool.count.to_string();
@@ -166,7 +166,7 @@ fn check_routing(config: &Config, report: &Report) {
     let mut seen = BTreeSet::new();
     for (index, rule) in config.routing.rules.iter().enumerate() {
         let at = format!("routing.rule[{index}]");
-        // An empty path is missing, which is reported already.
+        // An absent backend is reported already.
         if !rule.backend.is_empty() && !known(&rule.backend) {
             report.add(Problem::with_value(
                 format!("{at}.backend"),
@@ -190,7 +190,7 @@ fn check_routing(config: &Config, report: &Report) {
     }
 }
 
-/// Reports providers of a rule that its backend does not have.
+/// Reports providers of a rule that its backend lacks.
 fn check_rule_providers(config: &Config, at: &str, rule: &Rule, report: &Report) {
     let Rule { name, backend, providers, .. } = rule;
     match config.backends.get(backend) {
@@ -199,8 +199,8 @@ fn check_rule_providers(config: &Config, at: &str, rule: &Rule, report: &Report)
                 milpa.providers.iter().map(|it| format!("{:?}", it.name())).collect();
             for absent in rule.absent_providers(&config.backends) {
                 let rule = format!(
-                    "is no provider of backend {backend:?}, to which rule {name:?} leads; allowed: \
-                     {}",
+                    "is not a provider of backend {backend:?}, to which rule {name:?} leads; \
+                     allowed: {}",
                     allowed.join(", ")
                 );
                 report.add(Problem::with_value(at, format!("{:?}", absent.name()), rule));

@@ -181,9 +181,8 @@ fn routing(old: &Routing, new: &Routing, live: &mut Vec<Change>) {
 }
 
 impl Config {
-    /// Returns this configuration with the changes of `new` that a reload applies. Fails without a
-    /// change if the new rules name a backend that does not run, or if a provider can't be added
-    /// without a restart.
+    /// Returns this configuration with the changes of `new` that a reload applies. Fails if the new
+    /// rules name a backend that does not run, or if a provider can't be added without a restart.
     pub fn reloaded(&self, new: &Self, name: &str) -> Result<Self, Problems> {
         let report = Report::default();
         let runs = |backend: &String| match (self.backends.get(backend), new.backends.get(backend))
@@ -264,7 +263,7 @@ mod tests {
 
     /// Verifies R4.
     #[test]
-    fn rules_and_limits_change_at_once_and_the_rest_needs_a_restart() {
+    fn rules_and_limits_change_at_once_and_other_keys_need_a_restart() {
         let old = config(&rules(&[("a", "milpa"), ("b", "milpa"), ("c", "milpa"), ("d", "milpa")]));
         let new = parse(
             "test",
@@ -300,7 +299,7 @@ mod tests {
             listed(&diff.restart),
             [
                 "server.listen",
-                // Beside the other, by default.
+                // By default it is beside `server.listen`.
                 "admin.listen",
                 "backends.containerd.socket",
                 "backends.milpa.state_dir",
@@ -313,7 +312,7 @@ mod tests {
             (reloaded.server.max_concurrent_calls, &reloaded.server.listen),
             (7, &old.server.listen)
         );
-        // The rest needs a restart, and is reported again at the next reload.
+        // The other changes need a restart, and are reported again at the next reload.
         assert_eq!(Diff::between(&reloaded, &new), Diff { live: vec![], restart: diff.restart });
     }
 

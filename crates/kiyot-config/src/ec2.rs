@@ -21,9 +21,9 @@ use super::{
     },
 };
 
-/// Subnets that are read: a region has six zones at most.
+/// Most subnets: a region has six zones at most.
 const MAX_SUBNETS: usize = 32;
-/// Security groups of an interface: EC2's limit, unless it is raised.
+/// Security groups of an interface: EC2's default limit.
 const SECURITY_GROUPS: usize = 5;
 /// Range of the limit of security groups: EC2 raises it to 16 at most.
 const SECURITY_GROUPS_RANGE: std::ops::RangeInclusive<usize> = 1..=16;
@@ -31,19 +31,19 @@ const SECURITY_GROUPS_RANGE: std::ops::RangeInclusive<usize> = 1..=16;
 const MAX_TEXT_BYTES: usize = 255;
 /// Longest URL, in bytes.
 const MAX_URL_BYTES: usize = 2048;
-/// Networks of the cluster that are read: services and pods in both address families.
+/// Most networks of the cluster: services and pods in both address families.
 const MAX_CLUSTER_NETWORKS: usize = 8;
-/// Networks of `cloud_routes` that are read.
+/// Most networks of `cloud_routes`.
 const MAX_CLOUD_ROUTES: usize = 16;
-/// Shortest prefix of a network in `cloud_routes`: a pod never draws a default route to itself.
+/// Shortest prefix of a network in `cloud_routes`, so that no pod attracts a default route.
 const MIN_CLOUD_ROUTE_PREFIX: u8 = 8;
-/// Globs of labels: as many as an instance has tags.
+/// Most globs of labels: as many as an instance can have tags.
 const MAX_LABEL_GLOBS: usize = MAX_TAGS;
 const LISTING_PERIOD: Duration = Duration::from_secs(30);
 /// Range of the period of lists.
 const LISTING_PERIODS: std::ops::RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(10 * 60);
-/// Both of these by measurements of a stock Debian 12
+/// Memory overheads, measured on a stock Debian 12
 /// (docs/reports/2026-11-30-memory-of-ec2-instances.md): while apt installs containerd, and with a
 /// running pod.
 const INSTALLING_MEMORY_OVERHEAD: u64 = 256 << 20;
@@ -51,7 +51,7 @@ const MEMORY_OVERHEAD: u64 = 192 << 20;
 const VOLUME_SIZE: u64 = 10 << 30;
 /// Range of a root volume: at least an image of a distribution, and the largest volume of EBS.
 const VOLUME_BYTES: std::ops::RangeInclusive<u64> = 1 << 30..=16 << 40;
-/// Range of the IOPS of gp3, of which its size allows [`IOPS_OF_GIB`].
+/// Range of the IOPS of gp3. Its size allows [`IOPS_OF_GIB`] for each GiB.
 const VOLUME_IOPS: std::ops::RangeInclusive<i32> = 3000..=80_000;
 /// IOPS that each GiB of gp3 allows.
 const IOPS_OF_GIB: u64 = 500;
@@ -67,22 +67,23 @@ const MAX_KEY_BYTES: usize = 256;
 /// Cells that are instances of Amazon EC2.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ec2 {
-    /// Region; empty if it is not set, which only other providers accept.
+    /// Region; empty if not set. The provider `ec2` needs it.
     pub region: String,
-    /// Subnets; cells are launched in their zones. The first of a zone is taken. Empty: the node's.
+    /// Subnets in whose zones cells are launched. The first subnet of a zone is used. Empty for the
+    /// node's subnet.
     pub subnets: Vec<String>,
     /// Security groups of every cell.
     pub security_groups: Vec<String>,
-    /// Limit of the security groups of a cell, those of its pod included.
+    /// Limit of the security groups of a cell, including those of its pod.
     pub max_security_groups: usize,
-    /// Image of cells; the newest of several.
+    /// Image of cells. Of several matches the newest is used.
     pub image: Option<ImageFilter>,
-    /// Set if the image has the agent and its service; otherwise cells install it at their boot.
+    /// Set if the image has the agent and its service; otherwise cells install them when they boot.
     pub image_has_agent: bool,
-    /// Memory in bytes that the image's processes need beside a pod; by default that of
-    /// [`Ec2::memory_overhead()`].
+    /// Memory in bytes that the image's processes need beside a pod. [`Ec2::memory_overhead()`] has
+    /// the default.
     pub memory_overhead: Option<u64>,
-    /// Name or ARN of the instance profile of cells whose pod has none.
+    /// Name or ARN of the instance profile of cells whose pod does not name one.
     pub instance_profile: Option<String>,
     /// Name of a key pair.
     pub key_name: Option<String>,
@@ -98,12 +99,12 @@ pub struct Ec2 {
     pub public_address: bool,
     /// Tags of all instances.
     pub tags: BTreeMap<String, String>,
-    /// Networks of the cluster that cells reach by the node: those of services and of pods that
-    /// the VPC does not route.
+    /// Networks of the cluster that cells reach through the node: services, and pods that the VPC
+    /// does not route.
     pub cluster_networks: Vec<Cidr>,
     /// Networks that pods may have routed to their instances; empty for none.
     pub cloud_routes: Vec<Cidr>,
-    /// Globs of labels of pods that become tags; the labels of the first are the first.
+    /// Globs of pod labels that become tags, in the order of the globs.
     pub label_tags: Vec<String>,
     /// Period of the lists that show the state of all instances.
     pub listing_period: Duration,
@@ -111,7 +112,8 @@ pub struct Ec2 {
     pub endpoint_url: Option<String>,
     /// Source of on-demand prices.
     pub prices: PriceSource,
-    /// URL of the endpoint of the price list; by default that of the nearest region with one.
+    /// URL of the endpoint of the price list; by default that of the nearest region with an
+    /// endpoint.
     pub pricing_endpoint_url: Option<String>,
 }
 
@@ -125,7 +127,7 @@ pub enum PriceSource {
     BuiltIn,
 }
 
-/// A network that no pod may have routed to its instance.
+/// A network that pods may not have routed to their instances.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "pod.elotl.co/cloud-route = {network}: is not allowed; allowed: networks in ec2.cloud_routes \
@@ -137,11 +139,11 @@ pub struct RefusedRoute {
     allowed: Vec<Cidr>,
 }
 
-/// Security groups of a pod that are too many beside those of every cell.
+/// Too many security groups: those of every cell, and those of the pod.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "pod.elotl.co/security-groups: with ec2.security_groups {wanted} security groups; allowed: \
-     {allowed} (ec2.max_security_groups)"
+    "pod.elotl.co/security-groups: makes {wanted} security groups with ec2.security_groups; \
+     allowed: {allowed} (ec2.max_security_groups)"
 )]
 pub struct TooManyGroups {
     wanted: usize,
@@ -286,7 +288,7 @@ impl Ec2 {
         }
     }
 
-    /// Returns the security groups of a cell whose pod has these beside those of every cell.
+    /// Returns the security groups of a cell: those of every cell, then those of its pod.
     pub fn security_groups_with(&self, of_pod: &[String]) -> Result<Vec<String>, TooManyGroups> {
         let mut groups = self.security_groups.clone();
         groups.extend(of_pod.iter().filter(|id| !self.security_groups.contains(id)).cloned());
@@ -299,13 +301,14 @@ impl Ec2 {
         let (networks, subnets) = (self.cluster_networks.len(), self.subnets.len());
         (networks > 0 && subnets > 1).then(|| {
             format!(
-                "ec2.subnets: of {subnets} subnets only that of the node reaches \
+                "ec2.subnets: only the node's subnet, one of {subnets}, reaches \
                  cluster_networks; cells in the others don't"
             )
         })
     }
 
-    /// Returns the keys whose values EBS would refuse beside the others, with the reason.
+    /// Returns the keys whose values EBS would refuse together with those of other keys, with the
+    /// reason.
     fn wrong_performance(&self) -> Vec<(&'static str, i32, String)> {
         let VolumePerformance { iops, throughput, .. } = self.volume_performance;
         let (volume_iops, volume_throughput) = ("volume_iops", "volume_throughput");
@@ -334,8 +337,8 @@ impl Ec2 {
         too_many.into_iter().chain(too_fast).collect()
     }
 
-    /// Reports keys that the provider needs. `at` is the table's path, and `knows_node` says that
-    /// the node's address is known.
+    /// Reports keys that the provider needs. `at` is the table's path. `knows_node` is true if the
+    /// node's address is known.
     pub(super) fn check(&self, at: &str, knows_node: bool, report: &Report) {
         let missing = [
             ("region", self.region.is_empty(), "a region, such as \"us-east-1\""),
@@ -390,7 +393,7 @@ fn is_kms_key(text: &str) -> bool {
     }
 }
 
-/// Returns whether a text is the id of a KMS key, that of several regions included.
+/// Returns whether a text is the id of a KMS key, including a multi-Region key.
 fn is_key_id(text: &str) -> bool {
     let is_hex = |part: &str| part.bytes().all(|byte| byte.is_ascii_hexdigit());
     match text.strip_prefix("mrk-") {
@@ -447,7 +450,7 @@ fn url(field: Field<'_>) -> Option<Option<String>> {
         .map(Some)
 }
 
-/// Reads ids of resources. Each is different, so that EC2 does not refuse the launches.
+/// Reads ids of resources. Refuses repeated ids, with which EC2 would refuse launches.
 fn ids(field: Field<'_>, prefix: &str, most: usize, allowed: &str) -> Option<Vec<String>> {
     let mut seen: Vec<String> = Vec::new();
     for item in bounded(field.items(), most)? {
@@ -469,15 +472,15 @@ fn bounded(mut items: Vec<Field<'_>>, most: usize) -> Option<Vec<Field<'_>>> {
     Some(items)
 }
 
-/// Reads tags. The keys of the daemon's own and EC2's reserved ones are refused.
+/// Reads tags. Refuses keys of the daemon's own tags, and keys that EC2 reserves.
 fn tags(field: Field<'_>) -> BTreeMap<String, String> {
     let Some(entries) = bounded_entries(field) else { return BTreeMap::new() };
     let mut tags = BTreeMap::new();
     for (key, value) in entries {
         if check_tag_key(&key).is_err() {
             let rule = format!(
-                "has a key that is not allowed; allowed: 1 to {MAX_TAG_KEY_BYTES} bytes, not \
-                 {NAME_TAG:?}, and none that begins with {AWS_TAG_PREFIX:?} or {OWN_TAG_PREFIX:?}"
+                "has a key that is not allowed; allowed: 1 to {MAX_TAG_KEY_BYTES} bytes, other \
+                 than {NAME_TAG:?}, that do not begin with {AWS_TAG_PREFIX:?} or {OWN_TAG_PREFIX:?}"
             );
             value.refuse(rule);
             continue;

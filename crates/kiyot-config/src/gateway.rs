@@ -10,7 +10,7 @@ use kiyot_values::problems::{Field, Problem, Report, Table};
 use super::read;
 
 const MAX_UNAUTHENTICATED_PER_PEER: usize = 16;
-/// Highest value of `max_unauthenticated_per_peer`: half of the limit in all.
+/// Highest value of `max_unauthenticated_per_peer`: half of the total limit.
 const MAX_UNAUTHENTICATED_PER_PEER_LIMIT: usize = 256;
 const IPV6_PEER_BITS: u8 = 64;
 
@@ -21,9 +21,9 @@ pub struct GatewayListen {
     pub listen: Option<SocketAddr>,
     /// Address that cells dial; by default `listen`.
     pub advertise: Option<Advertise>,
-    /// Unauthenticated connections of each peer.
+    /// Limit of the unauthenticated connections of each peer.
     pub max_unauthenticated_per_peer: usize,
-    /// First bits of an IPv6 address by which peers differ.
+    /// Length in bits of the IPv6 prefix that identifies a peer.
     pub ipv6_peer_bits: u8,
     /// Program `kiyot-cell` that cells download. By default the one beside kiyot, otherwise
     /// `/usr/libexec/kiyot/kiyot-cell`.
@@ -67,7 +67,8 @@ impl GatewayListen {
         gateway
     }
 
-    /// Returns the address that cells dial; `None` without a TCP port, or if it is not determined.
+    /// Returns the address that cells dial; `None` without a TCP port, or if the address is
+    /// unknown.
     pub fn advertised(&self) -> Option<SocketAddr> {
         let listen = self.listen?;
         match self.advertise {
@@ -77,12 +78,12 @@ impl GatewayListen {
         }
     }
 
-    /// Returns true if cells dial a forwarder.
+    /// Returns whether cells dial a forwarder.
     pub fn is_forwarded(&self) -> bool {
         matches!(self.advertise, Some(Advertise::Endpoint(_)))
     }
 
-    /// Returns the IPv4 address of the node that cells dial; `None` if it is not known, as behind a
+    /// Returns the IPv4 address of the node that cells dial; `None` if unknown, such as behind a
     /// forwarder.
     pub fn node_address(&self) -> Option<Ipv4Addr> {
         match self.advertised().filter(|_| !self.is_forwarded())?.ip() {
@@ -121,8 +122,8 @@ impl GatewayListen {
     }
 }
 
-/// Reads the address to listen on. Port 0 would be another one after a restart, which cells of
-/// before don't know.
+/// Reads the address to listen on. Port 0 is refused: the port would change at a restart, and
+/// existing cells would not know it.
 fn listen(field: Field<'_>) -> Option<SocketAddr> {
     let allowed = "an IP address of the node and a port, such as \"10.0.0.5:7700\", \
                    \"0.0.0.0:7700\" or \"[::]:7700\"";
@@ -148,8 +149,8 @@ fn advertise(field: Field<'_>) -> Option<Advertise> {
     })
 }
 
-/// Returns whether an address is that of a single machine. A link-local IPv6 address means
-/// something only together with a device.
+/// Returns whether an address is that of a single machine. A link-local IPv6 address is ambiguous
+/// without a device.
 fn is_dialable(address: IpAddr) -> bool {
     let is_local = match address {
         IpAddr::V4(address) => address.is_broadcast(),

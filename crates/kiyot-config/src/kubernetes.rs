@@ -24,10 +24,10 @@ pub enum KubernetesAccess {
     InCluster,
 }
 
-/// Access to the Kubernetes API, and what is done with it.
+/// Access to the Kubernetes API, and its uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kubernetes {
-    /// Address and credentials; `None` makes no call.
+    /// Address and credentials; `None` disables all calls.
     pub kubeconfig: Option<KubernetesAccess>,
     /// Shows the node's cells as objects of the kind Cell.
     pub cells: bool,
@@ -35,7 +35,7 @@ pub struct Kubernetes {
     pub events: bool,
     /// Reads the requests and limits of the node's pods, to size their cells.
     pub requests: bool,
-    /// Keeps the cells of each namespace to its CellBudgets.
+    /// Keeps the cells of each namespace within its CellBudgets.
     pub budgets: bool,
     /// The node's capacity that the daemon declares; `None` leaves the machine's.
     pub capacity: Option<Capacity>,
@@ -55,12 +55,12 @@ impl Default for Kubernetes {
 }
 
 impl Kubernetes {
-    /// Returns true if pods are sized by the requests that the API has.
+    /// Returns whether the API's requests size the cells of pods.
     pub fn reads_requests(&self) -> bool {
         self.kubeconfig.is_some() && self.requests
     }
 
-    /// Returns true if the node declares what cells can have.
+    /// Returns whether the node declares the capacity of its cells.
     pub(super) fn derives_capacity(&self) -> bool {
         self.capacity.as_ref().is_some_and(|capacity| capacity.is_derived)
     }
@@ -95,12 +95,12 @@ impl Kubernetes {
                     "has no figures; allowed: one or more, such as cpu = 1000, or derived = true",
                 );
             }
-            // What runs is declared at least.
+            // The declared figures are at least the requests of the pods that run.
             if !kubernetes.reads_requests() {
                 refuse("needs kubernetes.kubeconfig, and kubernetes.requests = true");
             }
         }
-        // Earlier versions held leases, and their configurations stay valid.
+        // Configurations of earlier versions, which held leases, stay valid.
         table.set("lease_namespace", &mut String::new(), |field| {
             field.read("the name of a namespace: 1 to 63 of a-z, 0-9 and -", |text| {
                 is_label(text).then(|| text.to_owned())
@@ -126,7 +126,7 @@ mod tests {
 
     /// Verifies K1.
     #[test]
-    fn kubernetes_api_is_off_unless_the_configuration_has_access() {
+    fn kubernetes_api_is_off_without_configured_access() {
         assert_eq!(parse("test", BACKEND, []).unwrap().kubernetes, Kubernetes::default());
         assert_eq!(Kubernetes::default().kubeconfig, None);
         let in_cluster = kubernetes("kubeconfig = \"in-cluster\"\nevents = false\n");

@@ -90,7 +90,7 @@ pub fn load(path: &Path) -> Result<Config, Problems> {
     read_all(&path.display().to_string(), &text, environment, &sockets::real)
 }
 
-/// Reads and validates a text, which problems call `name`, with the given variables over it.
+/// Reads and validates a text, with the given variables over it. Problems call the text `name`.
 pub fn parse(
     name: &str,
     text: &str,

@@ -5,7 +5,7 @@ use kiyot_values::{
     problems::{Field, Table},
 };
 
-/// Highest limit of boots: that of cells.
+/// Highest limit of boots: the limit of cells.
 const MAX_BOOTS: usize = 10_000;
 
 /// Limits of the boots and the prices of cells; `None` is no limit.

@@ -15,10 +15,10 @@ const RESERVE_MEMORY: std::ops::RangeInclusive<u64> = (1 << 20)..=(64 << 40);
 /// The part of this node that cells on it may have, and its price.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LocalMachine {
-    /// CPUs that cells leave free for everything else on the node; `None` for no bound, or for 0
-    /// beside other providers.
+    /// CPUs that cells leave free for everything else on the node. `None` is no bound, or 0 if
+    /// there are other providers.
     pub reserve_cpu: Option<u64>,
-    /// Memory that cells leave free, in bytes; `None` likewise.
+    /// Memory that cells leave free, in bytes. `None` has the same meaning.
     pub reserve_memory: Option<u64>,
     /// Price of a CPU, by which offerings of several providers are compared.
     pub cpu_price_per_hour: Price,

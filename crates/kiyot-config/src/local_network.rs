@@ -77,8 +77,8 @@ impl LocalNetwork {
     }
 }
 
-/// Returns whether a name is one of a network device. Linux takes more, but commands would read a
-/// "-" before it as an option, and iptables a "+" behind it as any device that begins so.
+/// Returns whether a name is valid for a network device. Linux accepts more, but commands read a
+/// "-" at the start as an option, and iptables a "+" at the end as any device with this prefix.
 fn is_device(name: &str) -> bool {
     (1..=BRIDGE_BYTES).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))

@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use kiyot_values::problems::Table;
 
-/// Default port, which the list of default ports of Prometheus's exporters assigns to nothing else.
+/// Default port. Prometheus's list of default ports assigns it to no other exporter.
 const PORT: u16 = 9464;
-/// Value that serves nothing.
+/// Value that disables metrics and health checks.
 const OFF: &str = "off";
 
 /// Address of metrics and health checks.
@@ -43,7 +43,7 @@ mod tests {
 
     /// Verifies O1.
     #[test]
-    fn metrics_are_on_loopback_unless_the_configuration_says_otherwise() {
+    fn metrics_listen_on_loopback_by_default() {
         let listen = |section: &str| {
             let config = parse("test", &format!("{section}{BACKEND}"), []).unwrap();
             config.metrics.listen.map(|address| address.to_string())

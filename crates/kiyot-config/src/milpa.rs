@@ -17,28 +17,28 @@ const ORPHAN_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 const HEALTHY_TIMEOUT: Duration = Duration::from_secs(90);
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(2 * 60);
 const TOKEN_TTL: Duration = Duration::from_secs(10 * 60);
-/// Both of these for instances of a cloud, which boot in minutes and may install packages.
+/// Timeouts of cloud instances, which boot in minutes and may install packages.
 const CLOUD_LAUNCH_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 const CLOUD_TOKEN_TTL: Duration = Duration::from_secs(20 * 60);
 const IMAGE_PULL_PROGRESS_TIMEOUT: Duration = Duration::from_secs(5 * 60);
-/// Half of a network of a gigabit a second.
+/// About half of a network with a gigabit a second.
 const IMAGE_BYTES_PER_SECOND: u64 = 64 << 20;
 /// Range of a limit of these bytes: a cell waits a minute for the next part of a blob, and hundreds
 /// of blobs may share the limit.
 const IMAGE_BYTES_PER_SECOND_RANGE: RangeInclusive<u64> = (8 << 20)..=(16 << 30);
-/// Range of all durations above but `healthy_timeout`.
+/// Range of all durations above except `healthy_timeout`.
 const MIN_TIMEOUT: Duration = Duration::from_secs(1);
 const MAX_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// Shortest `healthy_timeout`: an agent that was killed, or that looks for a restarted daemon, is
-/// back within this time.
+/// Shortest `healthy_timeout`: an agent that was killed, or that reconnects to a restarted daemon,
+/// is back within this time.
 const MIN_HEALTHY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest name of a cluster or a node, that of a Kubernetes node.
+/// Longest name of a cluster or a node, in bytes: that of a Kubernetes node.
 const MAX_OWNER_NAME_BYTES: usize = 253;
 /// Namespace of containerd's CRI plugin.
 const NODE_NAMESPACE: &str = "k8s.io";
 const KUBELET_DIR: &str = "/var/lib/kubelet";
 
-/// Providers by name. A program that was built without one says so when it starts.
+/// Providers by name. A program that was built without a provider reports this at its start.
 pub const PROVIDERS: &[(&str, ProviderKind)] =
     &[("netns", ProviderKind::Netns), ("qemu", ProviderKind::Qemu), ("ec2", ProviderKind::Ec2)];
 
@@ -49,7 +49,8 @@ pub struct MilpaBackend {
     pub state_dir: PathBuf,
     /// Providers of cells, in the order in which equal offerings are preferred. Not empty.
     pub providers: Vec<ProviderKind>,
-    /// Providers that a reload has removed and that have cells. The daemon sets it, and no file.
+    /// Providers that a reload has removed and that still have cells. Set by the daemon, never by a
+    /// file.
     pub draining: Vec<ProviderKind>,
     /// Name of the cluster, for the tags of instances.
     pub cluster: Option<String>,
@@ -57,7 +58,7 @@ pub struct MilpaBackend {
     pub node: Option<String>,
     /// Limit of concurrent cells.
     pub max_cells: usize,
-    /// Bytes of its cell's disk that a pod may use: writable layers, emptyDirs and logs. 0 is no
+    /// Bytes that a pod may use on its cell's disk: writable layers, emptyDirs and logs. 0 is no
     /// limit.
     pub ephemeral_storage_limit: u64,
     /// Time without contact to the daemon after which a cell ends itself.
@@ -74,7 +75,7 @@ pub struct MilpaBackend {
     pub image_source: ImageSource,
     /// Bytes a second of the images that the node sends to cells on other machines. 0 is no limit.
     pub image_bytes_per_second: u64,
-    /// Socket of the node's containerd, which images are copied from. By default that of the node's
+    /// Socket of the node's containerd, from which images are copied. By default that of the node's
     /// backend.
     pub node_containerd: PathBuf,
     /// Namespace of the node's images in containerd.
@@ -116,7 +117,7 @@ pub enum ProviderKind {
 }
 
 impl ProviderKind {
-    /// Returns its name in the configuration.
+    /// Returns the name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Netns => "netns",
@@ -130,7 +131,7 @@ impl ProviderKind {
         PROVIDERS.iter().find(|(known, _)| *known == name).map(|(_, provider)| *provider)
     }
 
-    /// Returns whether its cells are on other machines than the daemon.
+    /// Returns whether the provider's cells are on other machines than the daemon.
     pub fn has_remote_cells(self) -> bool {
         match self {
             Self::Netns | Self::Qemu => false,
@@ -169,7 +170,7 @@ pub enum ImageSource {
     Registry,
 }
 
-/// Treatment of a mounted path of the node that is no volume of the pod.
+/// Treatment of a mounted path of the node that is not a volume of the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HostPath {
     /// `refuse`: the container is refused, and the error names the path.
@@ -201,7 +202,7 @@ pub enum Privileged {
     /// `cell`: the container is privileged in its cell, if the provider's cells contain privileges;
     /// otherwise it is refused.
     Cell,
-    /// `allow`: the container runs in the cell, whatever its privileges reach.
+    /// `allow`: the container runs in the cell, even if its privileges reach the node.
     Allow,
 }
 
@@ -213,8 +214,8 @@ pub enum NodeResolver {
     Refuse,
     /// `forward`: the daemon forwards queries of the cell.
     Forward,
-    /// `allow`: the cell gets the addresses unchanged. Right if cells reach them, such as a
-    /// link-local cache on a node whose namespaces the cells are.
+    /// `allow`: the cell gets the addresses unchanged. Suitable if cells reach them, such as a
+    /// link-local cache on the node for cells in its namespaces.
     Allow,
 }
 
@@ -267,7 +268,7 @@ impl Default for MilpaBackend {
 }
 
 impl MilpaBackend {
-    /// Returns the time for which a cell's agent may be silent, if it is limited.
+    /// Returns the time for which a cell's agent may be silent; `None` for no limit.
     pub fn healthy_limit(&self) -> Option<Duration> {
         (!self.healthy_timeout.is_zero()).then_some(self.healthy_timeout)
     }
@@ -292,7 +293,7 @@ impl MilpaBackend {
         }
     }
 
-    /// Returns the memory in bytes that the own processes of a provider's cell need beside its pod.
+    /// Returns the memory in bytes that a cell's own processes need beside its pod.
     pub fn memory_overhead_of(&self, provider: ProviderKind) -> u64 {
         match provider {
             ProviderKind::Netns => self.netns.memory_overhead,
@@ -307,7 +308,7 @@ impl MilpaBackend {
         table.set("state_dir", &mut backend.state_dir, read::path);
         let (one, several) = (table.take("provider"), table.take("providers"));
         if let (Some(one), Some(_)) = (&one, &several) {
-            one.refuse("stands beside providers; allowed: one of both");
+            one.refuse("excludes providers; allowed: one of the two");
         }
         let one = one.and_then(|field| field.choice(PROVIDERS)).map(|one| vec![one]);
         let several = several.and_then(|field| providers(field, table.report()));
@@ -422,15 +423,15 @@ impl Policy {
     }
 }
 
-/// Reads a list of providers. Those of cells on the node exclude each other: they share its state
-/// directory and its network.
+/// Reads a list of providers. Providers of cells on the node exclude each other, because they share
+/// its state directory and its network.
 fn providers(field: Field<'_>, report: &Report) -> Option<Vec<ProviderKind>> {
     let at = field.at().to_owned();
     let providers: Vec<ProviderKind> =
         field.items().into_iter().filter_map(|item| item.choice(PROVIDERS)).collect();
     let local = providers.iter().filter(|provider| !provider.has_remote_cells()).count();
     if providers.is_empty() || local > 1 || providers.len() - local > 1 {
-        let rule = "names no provider, or several of cells on the node, or one twice; allowed: \
+        let rule = "is empty, has several of cells on the node, or repeats one; allowed: \
                     \"netns\" or \"qemu\", \"ec2\", or one of the first two and \"ec2\", in the \
                     order in which equal offerings are preferred";
         report.add(Problem::new(at, rule));

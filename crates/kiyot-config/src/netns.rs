@@ -9,7 +9,7 @@ use super::{LocalMachine, LocalNetwork, read};
 const CONTAINERD: &str = "containerd";
 const RUNC: &str = "runc";
 /// With a running pod, a cell's own processes have 90 MiB resident: containerd 46, agent 21, shim
-/// 15, launcher and init 8 that they do not share.
+/// 15, launcher and init 8 of unshared memory.
 const MEMORY_OVERHEAD: u64 = 96 << 20;
 
 /// Cells made of namespaces of this node.

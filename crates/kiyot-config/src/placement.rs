@@ -11,10 +11,10 @@ const MEMORY_BYTES: u64 = 512 << 20;
 /// Range of that memory: no instance has more.
 const MIN_MEMORY_BYTES: u64 = 1 << 20;
 const MAX_MEMORY_BYTES: u64 = 64 << 40;
-/// Time for which a pod that prefers spot waits for it, and its range.
+/// Time for which a pod that prefers spot waits for spot, and its range.
 const SPOT_DEADLINE: Duration = Duration::from_secs(60);
 const MAX_SPOT_DEADLINE: Duration = Duration::from_secs(600);
-/// Most zones, and the longest name of one, in bytes.
+/// Most zones, and the longest name of a zone, in bytes.
 const MAX_ZONES: usize = 32;
 const MAX_ZONE_BYTES: usize = 64;
 /// Longest name or glob, in bytes.

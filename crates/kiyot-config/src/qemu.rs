@@ -9,14 +9,14 @@ use super::{LocalMachine, LocalNetwork, MAX_CELLS_LIMIT, read};
 const IMAGE_DIR: &str = "/usr/share/kiyot/cell-image";
 const PROGRAM: &str = "qemu-system-x86_64";
 const DISK_SIZE: u64 = 10 << 30;
-/// In use are 60 MiB before the pod (docs/reports/2026-11-28-cell-image.md), then 11 for its shim,
-/// and programs mapped from files are 42.
+/// Measured: 60 MiB in use before the pod (docs/reports/2026-11-28-cell-image.md), 11 MiB for its
+/// shim, and 42 MiB of programs mapped from files.
 const MEMORY_OVERHEAD: u64 = 128 << 20;
 /// Range of a disk's size: an empty file system, and the largest of ext4 with blocks of 4 KiB.
 const DISK_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=16 << 40;
 /// A number that neither distributions nor systemd assign (systemd, UIDS-GIDS.md).
 const USER: u32 = 65521;
-/// Highest user or group; the next one means none.
+/// Highest user or group; the next number stands for no user or group.
 const MAX_ID: u32 = u32::MAX - 1;
 /// First of the users of cells: neither distributions, nor systemd (UIDS-GIDS.md), nor the kubelet
 /// and shadow for user namespaces, nor SSSD assign these numbers.
@@ -42,7 +42,7 @@ pub struct Qemu {
     pub disk_size: u64,
     /// User of the QEMU that probes the accelerator.
     pub user: u32,
-    /// First of the users of cells' QEMU processes, which are [`MAX_CELLS_LIMIT`].
+    /// First of the [`MAX_CELLS_LIMIT`] users of cells' QEMU processes.
     pub first_user: u32,
     /// Group of the QEMU processes.
     pub group: u32,

@@ -56,7 +56,7 @@ pub(super) fn bytes_in(field: Field<'_>, allowed: &str, range: RangeInclusive<u6
     })
 }
 
-/// Range of the memory that an image's system needs beside a pod: more is no system of a cell.
+/// Range of the memory that an image's system needs beside a pod: no system of a cell needs more.
 const MEMORY_OVERHEADS: RangeInclusive<u64> = (16 << 20)..=(64 << 30);
 
 /// Reads the memory that an image's system needs beside a pod.

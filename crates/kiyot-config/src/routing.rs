@@ -90,7 +90,7 @@ impl Rule {
         rule
     }
 
-    /// Returns the providers that its backend lacks.
+    /// Returns the providers of the rule that its backend lacks.
     pub(super) fn absent_providers(
         &self,
         backends: &BTreeMap<String, BackendConfig>,
@@ -103,7 +103,7 @@ impl Rule {
         self.providers.iter().copied().filter(lacks)
     }
 
-    /// Says if a condition is set.
+    /// Returns whether a condition is set.
     pub(super) fn has_condition(&self) -> bool {
         let maps =
             !self.annotation.is_empty() || !self.label.is_empty() || !self.namespace.is_empty();
@@ -128,7 +128,7 @@ fn providers(field: Field<'_>, report: &Report) -> Vec<ProviderKind> {
         }
     }
     if providers.is_empty() && report.len() == earlier_problems {
-        let rule = "is empty; allowed: one provider or more, or no such key for all of them";
+        let rule = "is empty; allowed: one provider or more, or no key for all providers";
         report.add(Problem::new(at, rule));
     }
     providers

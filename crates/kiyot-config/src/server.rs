@@ -24,7 +24,7 @@ pub struct Server {
     pub listen: PathBuf,
     /// Time for open calls after SIGTERM.
     pub drain_timeout: Duration,
-    /// Time that a client may leave a request half sent, or a response unread.
+    /// Time for which a client may leave a request half sent, or a response unread.
     pub client_timeout: Duration,
     /// Limit of concurrent calls on all connections.
     pub max_concurrent_calls: usize,

@@ -1,4 +1,4 @@
-//! Checks that no call can return to kiyot: sockets must differ.
+//! Checks that sockets differ, so that no call can return to kiyot.
 
 use std::{
     fs,
@@ -24,7 +24,7 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
     for (name, backend) in &config.backends {
         let (key, socket) = match backend {
             BackendConfig::Cri(cri) => ("socket", &cri.socket),
-            // A default from a runtime's socket is checked there.
+            // A default that is a runtime's socket is checked with that runtime.
             BackendConfig::Milpa(milpa) if is_runtimes(config, &milpa.node_containerd) => continue,
             BackendConfig::Milpa(milpa) => ("node_containerd", &milpa.node_containerd),
         };
@@ -41,7 +41,7 @@ pub(super) fn check(config: &Config, real: &dyn Fn(&Path) -> PathBuf, report: &R
                 ));
             }
         }
-        // Images come from a runtime that is a backend too.
+        // The containerd that images come from may be a backend too.
         if key == "node_containerd" {
             continue;
         }

@@ -17,11 +17,10 @@ const MAX_BYTES: u64 = 1024 * 1024;
 /// Prefix of the variables.
 const PREFIX: &str = "KIYOT_";
 
-/// Separator of keys in a variable's name. A variable without it is no key of the configuration:
+/// Separator of keys in a variable's name. A variable without it is not a key of the configuration:
 /// `KIYOT_LOG`, or a variable that Kubernetes sets for a service.
 const DIVIDER: &str = "__";
 
-/// Reads a file.
 pub(super) fn read(path: &Path) -> Result<String, Problem> {
     let failed =
         |error: std::io::Error| Problem::new("the file", format!("can't be read: {error}"));
@@ -48,7 +47,7 @@ pub(super) fn layers(
     let figment = Figment::from(Toml::string(text)).merge(environment);
     figment
         .extract()
-        .map_err(|error| Problem::new("the text", format!("is no TOML: {}", error.kind)))
+        .map_err(|error| Problem::new("the text", format!("is not TOML: {}", error.kind)))
 }
 
 /// Variables such as `KIYOT_SERVER__LISTEN`.
@@ -75,7 +74,7 @@ impl Environment {
         Self(variables.into_iter().filter_map(variable).collect())
     }
 
-    /// Names the variable in problems of a value that it has set.
+    /// Adds the name of the variable to problems of a value that it sets.
     pub(super) fn name_variables(&self, mut problems: Problems) -> Problems {
         for problem in &mut problems.list {
             let is_of = |variable: &&Variable| {
@@ -99,7 +98,7 @@ impl Provider for &Environment {
     fn data(&self) -> Result<Profiles<Profile, Dict>, Error> {
         let mut dict = Dict::new();
         for variable in &self.0 {
-            // Parsing doesn't fail: a value that is no number, list or table is a text.
+            // Parsing doesn't fail: a value that is not a number, list or table is a text.
             let Ok(value) = variable.value.parse::<Value>();
             if let Some(nested) = nest(&variable.path, value).into_dict() {
                 dict = Figment::from(Layer(dict)).merge(Layer(nested)).extract()?;
@@ -109,7 +108,6 @@ impl Provider for &Environment {
     }
 }
 
-/// Provides parsed values.
 struct Layer(Dict);
 
 impl Provider for Layer {

@@ -1,4 +1,4 @@
-//! Tags of instances: EC2's rules, which tags of the configuration and labels of pods keep.
+//! Tags of instances: EC2's rules for configured tags and labels of pods.
 
 /// Bounds the tags of an instance.
 pub const MAX_TAGS: usize = 50;
@@ -10,9 +10,9 @@ pub const MAX_TAG_KEY_BYTES: usize = 127;
 pub const MAX_TAG_VALUE_BYTES: usize = 255;
 /// The tag that the console of EC2 shows as the name, which the daemon sets.
 pub const NAME_TAG: &str = "Name";
-/// The start of the tags that say whose an instance is.
+/// The prefix of the tags that name an instance's owner.
 pub const OWN_TAG_PREFIX: &str = "kiyot:";
-/// The start of the tags that AWS sets.
+/// The prefix of the tags that AWS sets.
 pub const AWS_TAG_PREFIX: &str = "aws:";
 
 /// The rule that a tag breaks.

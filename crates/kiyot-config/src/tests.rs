@@ -105,7 +105,7 @@ fn problem_of_a_variable_names_the_variable() {
         "{text}"
     );
     assert!(text.ends_with("(set by the environment variable KIYOT_SERVER__LISTEN)"), "{text}");
-    // A key with the same beginning is another's.
+    // A longer key that begins with the variable's is another key.
     let fine = [("KIYOT_SERVER__LISTEN".to_owned(), "/run/k.sock".to_owned())];
     let text = parse("test.toml", &format!("{MINIMAL}[server]\nlistens = 1\n"), fine)
         .unwrap_err()
@@ -205,7 +205,7 @@ fn contradicting_keys_are_reported() {
         ),
         (
             to_cells("[\"ec2\"]"),
-            "routing.rule[0].providers = \"ec2\": is no provider of backend \"milpa\", to which \
+            "routing.rule[0].providers = \"ec2\": is not a provider of backend \"milpa\", to which \
              rule \"r\" leads; allowed: \"netns\"",
         ),
         (
@@ -270,7 +270,7 @@ fn contradicting_keys_are_reported() {
                 "{MINIMAL}[backends.Bad_Name]\ntype = \"cri\"\nsocket = \"/x.sock\"\n[server]\n\
                  node_backend = \"containerd\""
             ),
-            "backends.Bad_Name = a table: is no valid name",
+            "backends.Bad_Name = a table: is not a valid name",
         ),
         (
             format!("{WITH_CELLS}[backends.milpa.placement]\nexclude = [\"\"]"),
@@ -296,7 +296,7 @@ fn contradicting_keys_are_reported() {
             format!("{WITH_CELLS}[backends.milpa.limits]\nprice_per_hour = \"-1\""),
             "backends.milpa.limits.price_per_hour = \"-1\": is invalid; allowed: dollars",
         ),
-        ("not toml".to_owned(), "the text: is no TOML"),
+        ("not toml".to_owned(), "the text: is not TOML"),
     ];
     for (text, start) in cases {
         let found = problems(&text);
@@ -403,15 +403,15 @@ fn malformed_files_are_problems() {
                     [backends.containerd] with type = \"cri\"",
         ),
         (b"[server]\nlisten = \"/\xff\"\n", "the file: is not UTF-8 at byte 21"),
-        (b"\0", "the text: is no TOML: "),
+        (b"\0", "the text: is not TOML: "),
         (
             b"[backends.c]\ntype = \"cri\"\ntype = \"cri\"\n",
-            "the text: is no TOML: TOML parse \
+            "the text: is not TOML: TOML parse \
             error at line 3, column 1",
         ),
         (
             b"[backends.c]\ntype = \"cri\"\n[backends.c]\nsocket = \"/c\"\n",
-            "the text: is no TOML: \
+            "the text: is not TOML: \
             TOML parse error at line 3, column 1",
         ),
         (&[b'#'; 2 << 20], "the file: is too long; allowed: 1048576 bytes"),
@@ -465,7 +465,7 @@ fn every_key_of_the_shipped_file_has_a_variable() {
     let (mut section, mut variables) = (None, Vec::new());
     for line in full.lines().filter(|line| !line.starts_with('#')) {
         if line.starts_with("[[") {
-            // Entries of an array have no names.
+            // Variables can't name entries of an array.
             section = None;
         } else if let Some(name) = line.strip_prefix('[') {
             section = name.strip_suffix(']').map(|name| name.replace('.', "__"));
@@ -475,7 +475,7 @@ fn every_key_of_the_shipped_file_has_a_variable() {
     }
     assert!(variables.len() > 35, "{variables:?}");
     for variable in variables {
-        // This value fits no key, so that the problem shows which key was set.
+        // No key accepts this value: the problem shows which key was set.
         let wrong = [(variable.clone(), "[1]".to_owned())];
         let problems = parse("test.toml", &full, wrong).unwrap_err().to_string();
         assert!(problems.contains(&variable), "{variable}: {problems}");
@@ -490,7 +490,7 @@ fn shipped_file_has_the_defaults() {
 
 /// Verifies C12.
 #[test]
-fn providers_are_one_on_the_node_and_ec2_in_an_order() {
+fn providers_are_at_most_one_on_the_node_and_ec2_in_any_order() {
     use ProviderKind::{Ec2, Netns, Qemu};
     let of = |keys: &str| {
         let remote = "[backends.milpa.gateway]\nlisten = \"10.0.0.5:7700\"\n\
@@ -505,11 +505,11 @@ fn providers_are_one_on_the_node_and_ec2_in_an_order() {
     let is_on_the_node = |it| MilpaBackend::default().machine_of(it).is_some();
     assert_eq!([Netns, Qemu, Ec2].map(is_on_the_node), [true, true, false]);
     for (keys, expected) in [
-        ("providers = []", "backends.milpa.providers: names no provider"),
-        ("providers = [\"netns\", \"qemu\"]", "or several of cells on the node"),
-        ("providers = [\"ec2\", \"ec2\"]", "or one twice; allowed: \"netns\" or \"qemu\""),
+        ("providers = []", "backends.milpa.providers: is empty, "),
+        ("providers = [\"netns\", \"qemu\"]", "has several of cells on the node"),
+        ("providers = [\"ec2\", \"ec2\"]", "or repeats one; allowed: \"netns\" or \"qemu\""),
         ("providers = [\"gce\"]", "\"gce\": is invalid"),
-        ("provider = \"ec2\"\nproviders = [\"netns\"]", "stands beside providers; allowed: one"),
+        ("provider = \"ec2\"\nproviders = [\"netns\"]", "excludes providers; allowed: one"),
         (
             "providers = [\"netns\"]\n[[backends.milpa.warm]]\ncount = 1\nprovider = \"ec2\"",
             "is not configured; allowed: one of providers",
@@ -557,12 +557,12 @@ fn shipped_file_has_every_key_with_a_comment() {
     for (number, line) in text.lines().enumerate() {
         assert!(
             key_of(line).is_none() || text.lines().nth(number - 1).unwrap().starts_with("# "),
-            "line {}: {line:?} has no line before it that says why",
+            "line {}: {line:?} has no comment before it",
             number + 1
         );
     }
     for key in every_key() {
-        // The comment on `provider` has it, which can't stand beside it.
+        // The comment on `provider` shows it, because a file can't have both.
         let is_named = key == "providers" && text.contains("providers = [");
         assert!(
             is_named || text.lines().any(|line| key_of(line).as_deref() == Some(key)),
@@ -626,7 +626,7 @@ fn warm_pools_are_read_and_checked() {
             format!(
                 "{pool}count = 1\noffering = \"a\"\nsize = {{ cpu = \"1\", memory = \"1Gi\" }}\n"
             ),
-            "stands beside offering",
+            "excludes offering",
         ),
     ] {
         let problems = problems(&with(&pools));
@@ -656,7 +656,7 @@ fn every_key() -> Vec<&'static str> {
     let all: Vec<String> =
         keys.flat_map(|keys| keys.split(", ").map(str::to_owned).collect::<Vec<_>>()).collect();
     assert!(all.len() > 40, "{all:?}");
-    // Tables, which are headings in the file, and the keys of a table in a line.
+    // Tables that are headings in the file, and keys of inline tables.
     let tables = [
         "limits",
         "placement",

@@ -6,7 +6,7 @@ use kiyot_values::problems::{Field, Problem, Table};
 
 use super::{ProviderKind, milpa::PROVIDERS, read};
 
-/// Highest count of a pool: that of cells.
+/// Highest count of a pool: the limit of cells.
 const MAX_COUNT: usize = 10_000;
 /// Longest name of an instance type, in bytes.
 const MAX_NAME_BYTES: usize = 255;
@@ -38,7 +38,7 @@ pub struct WarmPool {
 /// Instance type or size of the cells of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WarmKind {
-    /// The size of a pod that says nothing.
+    /// The default size of pods.
     Default,
     /// This instance type.
     Offering(String),
@@ -75,7 +75,7 @@ impl Default for WarmPool {
     }
 }
 
-/// The identity of a pool, by which records of cells name it.
+/// Displays the identity by which records of cells name the pool.
 impl fmt::Display for WarmPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.kind {
@@ -103,7 +103,7 @@ impl WarmPool {
         let offering = table.take("offering").and_then(offering);
         let size = table.take("size").and_then(|field| field.table()).map(size);
         if offering.is_some() && size.is_some() {
-            let rule = "stands beside offering; allowed: one of both";
+            let rule = "excludes offering; allowed: one of the two";
             table.report().add(Problem::new(table.path_of("size"), rule));
         }
         pool.kind = offering.map(WarmKind::Offering).or(size).unwrap_or(WarmKind::Default);
@@ -144,7 +144,7 @@ fn size(mut table: Table<'_>) -> WarmKind {
     let memory = memory
         .and_then(|field| read::bytes_in(field, allowed, MIN_MEMORY_BYTES..=MAX_MEMORY_BYTES));
     table.finish();
-    // Without a value the configuration has a problem.
+    // An absent value is already a problem of the configuration.
     WarmKind::Size {
         milli_cpus: milli_cpus.unwrap_or_default(),
         memory: memory.unwrap_or_default(),

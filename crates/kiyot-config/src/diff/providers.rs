@@ -1,7 +1,7 @@
 //! Providers of a backend, which a reload adds and removes.
 //!
-//! A provider that runs keeps its table until a restart. One that is added is started with the
-//! running values of all keys that need a restart.
+//! A running provider keeps its table until a restart. An added provider starts with the running
+//! values of all keys that need a restart.
 
 use kiyot_values::problems::{Problem, Report};
 
@@ -14,7 +14,7 @@ impl MilpaBackend {
         self.has(provider) || self.draining.contains(&provider)
     }
 
-    /// Takes the providers of a new configuration, and the tables of those that don't run.
+    /// Takes the providers of a new configuration, with the tables of providers that don't run.
     pub(super) fn take_providers(&mut self, new: &Self) {
         for provider in &new.providers {
             match provider {
@@ -66,16 +66,16 @@ pub(super) fn check(old: &Config, reloaded: &Config, report: &Report) {
     }
 }
 
-/// Reports a provider of cells on the node that is added while another runs.
+/// Reports an added provider of cells on the node if another such provider runs.
 fn check_local(name: &str, old: &MilpaBackend, new: &MilpaBackend, report: &Report) {
     let is_local = |provider: &&ProviderKind| !provider.has_remote_cells();
     let mut running = old.providers.iter().chain(&old.draining).filter(is_local);
     let mut added = new.providers.iter().filter(is_local).filter(|it| !old.runs(**it));
     if let (Some(running), Some(added)) = (running.next(), added.next()) {
         let rule = format!(
-            "can't be added while {:?} runs, which has the same state directory and network; \
-             allowed: remove that one by a reload and add this one by another once it has no \
-             cells, or restart",
+            "can't be added while {0:?} runs, because both use the same state directory and \
+             network; allowed: a reload that removes {0:?}, then, once it has no cells, a reload \
+             that adds this provider; or a restart",
             running.name()
         );
         let value = format!("{:?}", added.name());
@@ -83,14 +83,14 @@ fn check_local(name: &str, old: &MilpaBackend, new: &MilpaBackend, report: &Repo
     }
 }
 
-/// Reports keys that the providers need, and that have other values until a restart.
+/// Reports keys that the providers need and whose new values take effect only at a restart.
 fn check_keys(reloaded: &Config, name: &str, new: &MilpaBackend, report: &Report) {
     let running = Report::default();
     checks::check_providers(reloaded, name, new, &running);
     for problem in running.finish(name, ()).err().into_iter().flat_map(|problems| problems.list) {
         let rule = format!(
-            "{}. The daemon runs without this key or with its earlier value, and the file's takes \
-             effect at a restart: providers can change with it alone",
+            "{}. The running daemon lacks this key or has an earlier value. The file's value takes \
+             effect at a restart, and the providers can change only then",
             problem.rule
         );
         report.add(Problem { rule, ..problem });
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(Diff::between(&reloaded, &new).live, []);
         assert_eq!(milpa(&mut reloaded).ec2.region, "eu-west-1");
         assert_eq!(milpa(&mut reloaded).netns, milpa(&mut old.clone()).netns);
-        // Removed, it keeps its table while it drains; the file's has no effect.
+        // A removed provider keeps its table while it drains; the file's table has no effect.
         let mut removed = reloaded.reloaded(&old, "test").unwrap();
         assert_eq!(milpa(&mut removed).providers, [ProviderKind::Netns]);
         assert_eq!(Diff::between(&removed, &old), Diff::default());
@@ -168,20 +168,20 @@ mod tests {
 
     /// Verifies A41.
     #[test]
-    fn provider_that_needs_a_key_of_a_restart_fails_the_reload() {
+    fn added_provider_whose_key_needs_a_restart_fails_the_reload() {
         let old = config("");
         let problems = refused(old.reloaded(&with("\"netns\", \"ec2\"", EC2), "test"));
         for key in ["gateway.listen: is missing", "cluster: is missing"] {
             assert!(problems.contains(&format!("backends.milpa.{key}")), "{problems}");
         }
         assert!(problems.contains("takes effect at a restart"), "{problems}");
-        // Without a change of the providers they are as they were.
+        // Without a change of the providers these keys are not required.
         assert_eq!(old.reloaded(&with("\"netns\"", ""), "test"), Ok(old.clone()));
     }
 
     /// Verifies A41.
     #[test]
-    fn providers_of_one_node_are_exchanged_once_the_first_has_left() {
+    fn local_provider_is_replaced_once_the_first_has_left() {
         let (old, new) = (with("\"netns\", \"ec2\"", EC2), with("\"qemu\", \"ec2\"", EC2));
         let problem = "backends.milpa.providers = \"qemu\": can't be added while \"netns\" runs";
         assert!(refused(old.reloaded(&new, "test")).contains(problem));

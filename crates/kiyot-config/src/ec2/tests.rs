@@ -22,7 +22,7 @@ fn milpa(keys: &str) -> MilpaBackend {
 }
 
 #[test]
-fn least_configuration_has_the_defaults_of_instances() {
+fn minimal_configuration_has_the_defaults_of_instances() {
     let milpa = milpa(LEAST);
     assert_eq!(milpa.providers, [ProviderKind::Ec2]);
     assert_eq!(milpa.launch_timeout.as_secs(), 600);
@@ -107,7 +107,13 @@ fn several_subnets_with_cluster_networks_are_a_warning() {
     let several = LEAST.replace("[\"subnet-1\"]", "[\"subnet-1\", \"subnet-2\"]");
     assert_eq!(milpa(&several).ec2.warning(), None);
     let both = format!("{several}cluster_networks = [\"10.96.0.0/12\"]\n");
-    assert!(milpa(&both).ec2.warning().unwrap().starts_with("ec2.subnets: of 2 subnets"));
+    assert!(
+        milpa(&both)
+            .ec2
+            .warning()
+            .unwrap()
+            .starts_with("ec2.subnets: only the node's subnet, one of 2,")
+    );
 }
 
 #[test]
@@ -131,7 +137,7 @@ fn cloud_route_outside_the_configured_networks_is_refused() {
 
 /// Verifies V77.
 #[test]
-fn limit_of_security_groups_counts_those_of_the_configuration_and_of_the_pod() {
+fn security_group_limit_counts_configured_and_pod_groups() {
     let groups = |number: usize| -> Vec<String> {
         (1..=number).map(|number| format!("sg-{number}")).collect()
     };
@@ -142,8 +148,8 @@ fn limit_of_security_groups_counts_those_of_the_configuration_and_of_the_pod() {
     let error = five.security_groups_with(&groups(6)).unwrap_err().to_string();
     assert_eq!(
         error,
-        "pod.elotl.co/security-groups: with ec2.security_groups 6 security groups; allowed: 5 \
-         (ec2.max_security_groups)"
+        "pod.elotl.co/security-groups: makes 6 security groups with ec2.security_groups; allowed: \
+         5 (ec2.max_security_groups)"
     );
     let raised = milpa(&format!("{LEAST}max_security_groups = 16\n")).ec2;
     assert_eq!(raised.security_groups_with(&groups(16)), Ok(groups(16)));
@@ -164,7 +170,7 @@ fn missing_keys_are_named_together() {
 
 /// Verifies V78.
 #[test]
-fn subnets_are_needed_where_the_address_of_the_node_is_not_known() {
+fn subnets_are_required_if_the_node_address_is_unknown() {
     let least = LEAST.replace("subnets = [\"subnet-1\"]\n", "");
     assert_eq!(milpa(&least).ec2.subnets, Vec::<String>::new());
     let listen = "listen = \"10.0.0.5:7700\"";

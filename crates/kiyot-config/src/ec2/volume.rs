@@ -23,7 +23,7 @@ pub enum VolumeType {
 }
 
 impl VolumeType {
-    /// Returns the name of the API.
+    /// Returns the name in the API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gp3 => "gp3",
