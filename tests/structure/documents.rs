@@ -86,7 +86,7 @@ fn document_links_lead_to_files_and_headings() {
                     || tree::text(&target)
                         .lines()
                         .any(|line| line.starts_with('#') && anchor(line) == heading),
-                "{}: {link}: there is no such heading",
+                "{}: {link}: the heading does not exist",
                 file.display()
             );
         }

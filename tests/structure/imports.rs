@@ -7,8 +7,8 @@ use std::{
 
 use crate::{source, tree};
 
-/// A part, and the parts that it may name beside itself and what is beneath it. A path belongs to
-/// the longest part that it begins with.
+/// A part, and the parts that it may name besides itself and its submodules. A path belongs to the
+/// longest part with which it begins.
 struct Part {
     path: &'static str,
     may: &'static [&'static [&'static str]],
@@ -255,7 +255,7 @@ fn modules_of_a_folder_name_each_other_one_way() {
     for root in
         roots.chain([Path::new("")]).filter(|root| !WORLDS.iter().any(|it| root.ends_with(it)))
     {
-        // The modules that a module names, each among those of their folder.
+        // The modules of its folder that each module names.
         let mut named = BTreeMap::<Vec<String>, BTreeSet<Vec<String>>>::new();
         for file in tree::files(root.join("src").to_str().unwrap(), ".rs") {
             let module = source::module_of(file.strip_prefix(root).unwrap());
@@ -273,7 +273,7 @@ fn modules_of_a_folder_name_each_other_one_way() {
                 }
             }
         }
-        // Removes modules that name none of the others.
+        // Removes modules that name no other module.
         while let Some(name) = named
             .iter()
             .find(|(_, others)| !others.iter().any(|other| named.contains_key(other)))
@@ -290,7 +290,7 @@ fn modules_of_a_folder_name_each_other_one_way() {
 
 /// The other parts return failures, which `cri/status_code.rs` turns into statuses.
 #[test]
-fn grpc_status_is_named_by_cri_and_grpc_peers_alone() {
+fn grpc_status_is_named_only_by_cri_and_grpc_peers() {
     const MAY: [&str; 4] = ["cri", "cell_client", "gateway", "failure"];
     for file in tree::files("src/backends/milpa", ".rs") {
         let module = source::module_of(&file);
@@ -304,7 +304,7 @@ fn grpc_status_is_named_by_cri_and_grpc_peers_alone() {
 }
 
 #[test]
-fn no_module_is_a_mod_rs() {
+fn modules_are_not_named_mod_rs() {
     for folder in ["src", "crates"] {
         let found = tree::files(folder, "mod.rs")
             .into_iter()

@@ -20,9 +20,9 @@ const SKIPPED: [&str; 6] = [
 ];
 /// Methods that join a path to another.
 const METHODS: [&str; 4] = ["join", "push", "set_file_name", "with_file_name"];
-/// Names of variables that `push` is called on to join a path; others are lists.
+/// Names of variables on which `push` joins a path. On other variables it appends to a list.
 const PATHS: [&str; 4] = ["dir", "directory", "path", "root"];
-/// Functions that take a path, which a formatted text must not have joined.
+/// Functions that take a path. The path must not be joined by a formatted text.
 const TAKERS: [[&str; 2]; 7] = [
     ["Path", "new"],
     ["PathBuf", "from"],
@@ -33,7 +33,7 @@ const TAKERS: [[&str; 2]; 7] = [
     ["fs", "write"],
 ];
 
-/// Joins of values that are not from outside: file, argument, and the reason.
+/// Joins of trusted values: file, argument and reason.
 const TRUSTED: &[(&str, &str, &str)] = &[
     ("crates/kiyot-linux/src/tree/beneath.rs", "path . as_ref ( )", "the function itself"),
     (
@@ -112,7 +112,8 @@ fn argument(tokens: &[Token]) -> Option<&[Token]> {
         match token.kind {
             Kind::Sign('(' | '[' | '{') => depth += 1,
             Kind::Sign(')' | ']' | '}') => depth -= 1,
-            // A further argument: no join of paths. A closure's parameters stand in bars.
+            // A call with several arguments does not join paths. A closure's parameters stand in
+            // bars.
             Kind::Sign(',') if depth == 1 => return None,
             _ => {}
         }
@@ -123,7 +124,7 @@ fn argument(tokens: &[Token]) -> Option<&[Token]> {
     None
 }
 
-/// Says if an argument is a constant, or an element of one.
+/// Returns whether an argument is a constant, or an element of a constant.
 fn is_constant(argument: &[Token]) -> bool {
     let is_plain =
         |token: &Token| matches!(token.kind, Kind::Word(_) | Kind::Sign('&' | ':' | '[' | ']'));
@@ -135,8 +136,8 @@ fn is_constant(argument: &[Token]) -> bool {
         && last.is_some_and(|word| word.chars().all(|c| c.is_ascii_uppercase() || c == '_'))
 }
 
-/// Says if an argument is a formatted text with a value after a slash. Files of processes and open
-/// files have numbers there.
+/// Returns whether an argument is a formatted text with a value after a slash. Files of processes
+/// and open files have numbers there.
 fn is_joined_text(argument: &[Token]) -> bool {
     let is_format = argument.iter().any(|token| token.kind == Kind::Word("format".to_owned()));
     is_format
@@ -180,7 +181,7 @@ fn values_from_outside_are_joined_by_one_function() {
          {}",
         wrong.join("\n")
     );
-    assert!(unused.is_empty(), "no such joins: {unused:?}");
+    assert!(unused.is_empty(), "trusted joins that do not occur: {unused:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A lexer for Rust source, as far as the checks need it: comments, literals and words.
+//! A lexer for the parts of Rust source that the checks need: comments, literals and words.
 
 /// A part of a source file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl<'a> Lexer<'a> {
         true
     }
 
-    /// Consumes a block comment with those that are nested in it.
+    /// Consumes a block comment with its nested comments.
     fn block_comment(&mut self) {
         let mut depth = 0;
         while !self.rest.is_empty() {
@@ -132,7 +132,7 @@ fn quoted(text: &str, quote: char) -> usize {
     text.len()
 }
 
-/// Distinguishes a character literal from a lifetime.
+/// Returns whether a text begins with a character literal, not with a lifetime.
 fn is_char_literal(text: &str) -> bool {
     let mut letters = text.chars().skip(1);
     match letters.next() {

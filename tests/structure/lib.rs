@@ -1,5 +1,5 @@
 //! Checks of the tree: imports, dependencies, lengths of files, style, documents, promises and
-//! their tests, scripts, the unit file. They are a crate that compiles in seconds.
+//! their tests, scripts, the unit file. A crate of its own, which compiles in seconds.
 #![cfg(test)]
 
 mod documents;

@@ -1,4 +1,4 @@
-//! Words that the page of operators quotes from events, statuses and the log, and its alerts.
+//! Messages that docs/operate.md quotes from events, statuses and the log, and its alerts.
 
 use std::path::Path;
 
@@ -10,14 +10,14 @@ use crate::{
 
 const PAGE: &str = "docs/operate.md";
 
-/// The tables with words of the program: the head row, and the column of the words.
+/// The tables that quote the program: the header row, and the column with the quotes.
 const TABLES: [(&str, usize); 3] = [
     ("| class | words in the event | do |", 1),
     ("| status | words | do |", 1),
     ("| message | meaning; do |", 0),
 ];
 
-/// Returns what is in backticks in a column of the table with a head row.
+/// Returns the texts in backticks in a column of the table with this header row.
 fn quoted<'a>(page: &'a str, head: &str, column: usize) -> Vec<&'a str> {
     let rows = page.lines().skip_while(|line| *line != head).skip(2);
     let rows = rows.take_while(|line| line.starts_with('|'));
@@ -48,7 +48,7 @@ fn literals(source: &str) -> Vec<String> {
     texts.collect()
 }
 
-/// Returns whether a literal has these words, of which there are two at least.
+/// Returns whether a literal has these words, at least two.
 fn has_words(literal: &str, words: &str) -> bool {
     let is_whole = |at: usize| {
         !literal[..at].ends_with(char::is_alphanumeric)
@@ -58,7 +58,7 @@ fn has_words(literal: &str, words: &str) -> bool {
 }
 
 #[test]
-fn quoted_messages_are_those_of_the_program() {
+fn quoted_messages_exist_in_the_sources() {
     let page = tree::text(PAGE);
     let sources = [tree::files("src", ".rs"), tree::files("crates", ".rs")].concat();
     let sources = sources.iter().filter(|file| is_production(file));
@@ -82,7 +82,7 @@ fn alerts_are_listed() {
 }
 
 #[test]
-fn messages_are_found_as_words_of_literals_only() {
+fn messages_match_words_of_literals_only() {
     let page = "| message | meaning; do |\n| --- | --- |\n| `a b`, `c d` | `e f` |\n\n| `g` | |\n";
     assert_eq!(quoted(page, "| message | meaning; do |", 0), ["a b", "c d"]);
     assert!(quoted(page, "| other |", 0).is_empty());

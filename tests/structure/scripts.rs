@@ -73,7 +73,7 @@ fn commit_of_a_checkout_is_marked_if_a_file_differs() {
         git.current_dir(&directory).env_remove("GIT_DIR").args(named).args(line.split(' '));
         printed(&mut git)
     };
-    // In a directory of the repository, as a source archive may be, and in its root.
+    // Copies the script into the repository's root, or into a directory as of a source archive.
     let place = |place: &str| {
         let scripts = directory.path().join(place).join("scripts");
         fs::create_dir_all(&scripts).unwrap();
@@ -127,8 +127,8 @@ fn cell_image_matches_its_description() {
     }
 }
 
-/// Returns the listed files of an image's root that nobody may need: shells, programs by which a
-/// person logs in, and programs that run with the rights of their owner.
+/// Returns the listed files that an image's root must not have: shells, login programs and setuid
+/// programs.
 fn unwanted(listing: &str) -> Vec<&str> {
     const SHELLS_AND_LOGINS: [&str; 10] =
         ["sh", "bash", "dash", "busybox", "sshd", "login", "agetty", "getty", "su", "shadow"];
@@ -160,7 +160,7 @@ fn cell_image_has_no_shell_and_no_login() {
 }
 
 #[test]
-fn shells_and_programs_of_their_owner_are_unwanted() {
+fn shells_and_setuid_programs_are_unwanted() {
     let listing = "\
 lrwxrwxrwx root/root     4 2026-11-16 10:17 squashfs-root/usr/bin/sh -> dash
 -rwxr-xr-x root/root  1000 2026-11-16 10:17 squashfs-root/usr/bin/mount
@@ -192,9 +192,9 @@ fn cell_image_is_small_and_lists_its_parts() {
     let mut names = BTreeSet::new();
     for package in parts["packages"].as_array().unwrap() {
         assert_ne!(text(&package["versionInfo"]), "", "{package}");
-        assert!(ids.insert(text(&package["SPDXID"])), "twice: {package}");
+        assert!(ids.insert(text(&package["SPDXID"])), "repeated SPDXID: {package}");
         names.insert(text(&package["name"]));
-        // Files of the archive, and the agent; crates are found by name and version.
+        // Debian packages and the agent have a checksum; crates are found by name and version.
         let id = text(&package["SPDXID"]);
         if id.starts_with("SPDXRef-deb-") || id == "SPDXRef-agent" {
             assert_eq!(text(&package["checksums"][0]["algorithm"]), "SHA256", "{package}");

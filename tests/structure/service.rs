@@ -68,7 +68,7 @@ fn service_starts_between_runtime_and_kubelet_and_stops_no_cell() {
 
 /// Verifies X48.
 #[test]
-fn memory_of_the_service_is_limited_and_its_end_is_no_end_of_the_unit() {
+fn service_memory_is_limited_and_an_oom_kill_does_not_stop_the_unit() {
     let unit = unit();
     for (key, value) in [
         ("MemoryMax", "512M"),
@@ -79,15 +79,15 @@ fn memory_of_the_service_is_limited_and_its_end_is_no_end_of_the_unit() {
     ] {
         assert_eq!(words(&unit, "Service", key), [value], "{key}");
     }
-    // Above it, calls wait until the page cache of image copies is reclaimed.
+    // Above `MemoryHigh`, calls would wait until the page cache of image copies is reclaimed.
     assert!(words(&unit, "Service", "MemoryHigh").is_empty());
     let table = tree::text("docs/operate.md");
-    assert!(table.contains("`MemoryMax=512M`"), "the page that says what to set has the default");
+    assert!(table.contains("`MemoryMax=512M`"), "the page names the default");
 }
 
 /// Verifies V21, V102.
 #[test]
-fn service_of_a_cell_is_started_again_to_power_its_machine_off() {
+fn cell_service_restarts_to_power_off_its_machine() {
     let unit = read("config/kiyot-cell.service");
     for (key, value) in [
         ("Restart", "always"),
@@ -102,7 +102,7 @@ fn service_of_a_cell_is_started_again_to_power_its_machine_off() {
     let before = words(&unit, "Service", "ExecStartPre");
     assert!(before.contains(&"kernel.panic=10".to_owned()), "a panic reboots: {before:?}");
     assert_eq!(words(&unit, "Unit", "StartLimitIntervalSec"), ["0"]);
-    // Otherwise systemd stops the other and starts this at the same time.
+    // Without `After`, systemd stops the other unit and starts this unit at the same time.
     let (other, after) = (words(&unit, "Unit", "Conflicts"), words(&unit, "Unit", "After"));
     assert!(other.contains(&"containerd.service".to_owned()), "{other:?}");
     assert!(
@@ -166,7 +166,7 @@ fn service_has_no_mount_namespace() {
     for key in makers {
         assert!(
             words(&unit, "Service", key).is_empty(),
-            "{key} creates a mount namespace, which mounts would not leave"
+            "{key} creates a mount namespace, so that mounts would not leave it"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Modules and paths of Rust sources, as far as the check of imports needs them.
+//! Modules and paths of Rust sources, for the check of imports.
 
 use std::path::Path;
 
@@ -12,7 +12,8 @@ pub(crate) fn module_of(file: &Path) -> Vec<String> {
     if parts == ["lib"] { Vec::new() } else { parts }
 }
 
-/// Returns a source without its unit tests, which stand at its end. `mod tests;` is no end.
+/// Returns a source without its unit tests, which stand at its end. A `mod tests;` does not begin
+/// them.
 pub(crate) fn without_tests(source: &str) -> &str {
     let end = source.find("#[cfg(test)]\nmod tests {").unwrap_or(source.len());
     &source[..end]

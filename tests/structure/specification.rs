@@ -14,7 +14,7 @@ fn promises(text: &str) -> Vec<String> {
     items.filter_map(|rest| rest.split_once("** ")).map(|(id, _)| id.to_owned()).collect()
 }
 
-/// Distinguishes a list of ids from a sentence such as "Verifies that ...".
+/// Returns whether a text begins with an id, unlike a sentence such as "Verifies that ...".
 fn begins_with_id(text: &str) -> bool {
     let mut letters = text.chars();
     letters.next().is_some_and(|letter| letter.is_ascii_uppercase())

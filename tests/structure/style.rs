@@ -11,7 +11,7 @@ const FOLDERS: [&str; 6] = ["src", "crates", "tests", "benches", "examples", "fu
 
 /// Columns of a line of Rust.
 const MAX_RUST_COLUMNS: usize = 100;
-/// First words that a doc comment must not have: they open a riddle, not a sentence.
+/// First words that a doc comment must not have, because they hide its subject.
 const RIDDLES: [&str; 11] =
     ["What", "Who", "Whose", "Whether", "Why", "It", "One", "As", "Of", "To", "From"];
 
@@ -162,7 +162,8 @@ fn texts(all: Vec<(usize, &str)>) -> Vec<(usize, String)> {
     found
 }
 
-/// Says if a text begins as a sentence does. Names such as CNI, RunPodSandbox and HTTP/2 stay.
+/// Returns whether a text begins with a capitalized word. Names such as CNI, RunPodSandbox and
+/// HTTP/2 are allowed.
 fn begins_with_capital(text: &str) -> bool {
     let word = text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
     let mut letters = word.chars();
@@ -284,7 +285,7 @@ fn error_check_finds_capitals_and_full_stops() {
 }
 
 #[test]
-fn test_name_check_finds_empty_words_of_tests_alone() {
+fn test_name_check_finds_empty_words_of_tests_only() {
     let source = concat!(
         "#[test]\nfn a_pod_runs() {}\n",
         "#[tokio::test(start_paused = true)]\nasync fn what_runs() {}\n",

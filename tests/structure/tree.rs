@@ -5,10 +5,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Folders without sources of the repository.
+/// Folders without the repository's sources.
 const SKIPPED: [&str; 3] = ["target", "artifacts", "corpus"];
 
-/// Returns the repository's root.
 pub(crate) fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
