@@ -100,7 +100,7 @@ async fn instance_without_rights_on_its_key_ends_with_the_reason_and_its_usual_c
     assert_eq!(listed.id, launched.id);
     let expected = "Client.InternalError: Client error on launch; usually rights are missing on \
                     the KMS key of a volume (docs/ec2.md)";
-    assert_eq!(listed.end_reason, expected);
+    assert_eq!(listed.end_reason.as_deref(), Some(expected));
 }
 
 #[tokio::test]
@@ -251,13 +251,13 @@ async fn launch_that_fails_after_its_answer_says_why() {
     ] {
         let lacks_capacity = ["capacity", "spot", "stopped"].contains(&token);
         let launched = world.launch(token).await;
-        assert_eq!(launched.end_reason, "");
+        assert_eq!(launched.end_reason, None);
         world.cloud.end(&launched.id.0, code, message).await;
         let listed = world.provider.list_owned().await.unwrap();
         let listed = listed.into_iter().find(|listed| listed.id == launched.id).unwrap();
         for found in [listed, world.provider.describe(&launched.id).await.unwrap()] {
             assert!(!found.state.is_alive());
-            assert_eq!(found.end_reason, format!("{code}: {message}"));
+            assert_eq!(found.end_reason, Some(format!("{code}: {message}")));
             assert_eq!(found.lacks_capacity, lacks_capacity, "{code}");
         }
     }

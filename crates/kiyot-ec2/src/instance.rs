@@ -44,8 +44,8 @@ impl fmt::Display for StateReason {
 pub struct InstanceDescription {
     /// The id, such as `i-0123456789abcdef0`.
     pub id: String,
-    /// The client token of its launch; empty if absent.
-    pub client_token: String,
+    /// The client token of its launch.
+    pub client_token: Option<String>,
     /// The instance type.
     pub instance_type: String,
     /// The availability zone.
@@ -69,10 +69,10 @@ pub struct InstanceDescription {
     pub private_address: Option<IpAddr>,
     /// The public address.
     pub public_address: Option<IpAddr>,
-    /// The name of the private address in the VPC's DNS (`PrivateDnsName`); empty if absent.
-    pub private_name: String,
-    /// The name of the public address (`PublicDnsName`); empty if absent.
-    pub public_name: String,
+    /// The name of the private address in the VPC's DNS (`PrivateDnsName`).
+    pub private_name: Option<String>,
+    /// The name of the public address (`PublicDnsName`).
+    pub public_name: Option<String>,
     /// The time of its launch since 1970 (`LaunchTime`).
     pub launched: Option<Duration>,
     /// The ids of its volumes; absent in the answer to a launch.

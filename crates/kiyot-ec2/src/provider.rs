@@ -359,12 +359,12 @@ impl Ec2 {
     /// cell of its launch or of an earlier description, or otherwise to `asked`; `None` if neither
     /// is known. Removing the tags of an instance does not end it.
     fn instance(&self, described: InstanceDescription, asked: Option<&CellId>) -> Option<Instance> {
-        let tag = |key: &str| described.tags.get(key).cloned().unwrap_or_default();
+        let tag = |key: &str| described.tags.get(key).filter(|value| !value.is_empty());
         let tagged = Tagged::of(&described);
         let state = state(described.state);
-        let tagged_cell = CellId::parse(&tag(owner::CELL)).ok();
+        let tagged_cell = tag(owner::CELL).and_then(|cell| CellId::parse(cell).ok());
         let ended = described.reason.as_ref().filter(|_| !state.is_alive());
-        let end_reason = ended.map(end_reason).unwrap_or_default();
+        let end_reason = ended.map(end_reason);
         let lacks_capacity = ended.is_some_and(|reason| lacks_capacity(&reason.code));
         let mut seen = self.seen();
         let known = seen.get(&described.id).and_then(|before| before.cell.clone());
@@ -395,10 +395,10 @@ impl Ec2 {
         let market = if described.is_spot { Market::Spot } else { Market::OnDemand };
         let addresses = [described.private_address, described.public_address];
         Some(Instance {
-            token: described.client_token.clone(),
-            fingerprint: tag(owner::FINGERPRINT),
+            token: described.client_token,
+            fingerprint: tag(owner::FINGERPRINT).cloned(),
             // Only providers whose ends are awaited need the field.
-            pod_uid: String::new(),
+            pod_uid: None,
             addresses: addresses.into_iter().flatten().collect(),
             state,
             end_reason,

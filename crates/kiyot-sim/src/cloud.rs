@@ -87,13 +87,13 @@ impl SimInstance {
         Instance {
             id: id.clone(),
             cell: self.spec.cell.clone(),
-            token: self.token.clone(),
-            fingerprint: self.fingerprint.clone(),
-            pod_uid: String::new(),
+            token: Some(self.token.clone()),
+            fingerprint: Some(self.fingerprint.clone()),
+            pod_uid: None,
             offering: self.offering.clone(),
             addresses: Vec::new(),
             state: self.state(now),
-            end_reason: String::new(),
+            end_reason: None,
             lacks_capacity: self.is_interrupted,
             since: Some(self.launched),
         }

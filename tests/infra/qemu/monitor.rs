@@ -75,7 +75,7 @@ async fn paused_and_ended_machines_are_reported_with_their_state() {
     })
     .await;
     let described = vms.provider.describe(&instance.id).await.unwrap();
-    assert_eq!(described.end_reason, "the machine has shut down");
+    assert_eq!(described.end_reason.as_deref(), Some("the machine has shut down"));
     assert!(vms.qemu(&instance) > 0, "the process of QEMU runs");
     vms.end(&instance).await;
 }

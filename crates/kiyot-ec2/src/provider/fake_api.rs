@@ -111,7 +111,7 @@ pub(super) fn described(name: &str) -> TypeDescription {
 pub(super) fn running(id: &str, subnet: &str, address: Ipv4Addr) -> InstanceDescription {
     InstanceDescription {
         id: id.to_owned(),
-        client_token: String::new(),
+        client_token: None,
         instance_type: TYPE.to_owned(),
         zone: ZONE.to_owned(),
         is_spot: false,
@@ -123,8 +123,8 @@ pub(super) fn running(id: &str, subnet: &str, address: Ipv4Addr) -> InstanceDesc
         metadata: None,
         private_address: Some(address.into()),
         public_address: None,
-        private_name: String::new(),
-        public_name: String::new(),
+        private_name: None,
+        public_name: None,
         launched: None,
         volumes: Vec::new(),
         interfaces: Vec::new(),

@@ -25,7 +25,7 @@ pub(super) fn instance(
     let tags = instance.tags.unwrap_or_default().into_iter();
     Ok(InstanceDescription {
         id: instance.instance_id.ok_or_else(|| incomplete(operation, "instanceId"))?,
-        client_token: instance.client_token.unwrap_or_default(),
+        client_token: instance.client_token.filter(|token| !token.is_empty()),
         instance_type: text(instance.instance_type.as_ref().map(types::InstanceType::as_str)),
         zone: instance
             .placement
@@ -47,8 +47,8 @@ pub(super) fn instance(
         }),
         private_address: address(instance.private_ip_address),
         public_address: address(instance.public_ip_address),
-        private_name: dns_name(instance.private_dns_name),
-        public_name: dns_name(instance.public_dns_name),
+        private_name: instance.private_dns_name.filter(|name| is_dns_name(name)),
+        public_name: instance.public_dns_name.filter(|name| is_dns_name(name)),
         launched: launched.map(Duration::from_secs),
         volumes: devices.filter_map(|device| device.ebs?.volume_id).collect(),
         interfaces: interfaces.filter_map(|interface| interface.network_interface_id).collect(),
@@ -56,13 +56,9 @@ pub(super) fn instance(
     })
 }
 
-/// Returns a DNS name, or "" if it is absent or invalid.
-fn dns_name(name: Option<String>) -> String {
-    let is_name = |name: &String| {
-        name.len() <= MAX_NAME_BYTES
-            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'))
-    };
-    name.filter(is_name).unwrap_or_default()
+fn is_dns_name(name: &str) -> bool {
+    (1..=MAX_NAME_BYTES).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'))
 }
 
 /// Returns the id and the new state of a terminated instance.

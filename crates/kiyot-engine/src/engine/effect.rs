@@ -205,8 +205,8 @@ pub enum Effect {
 /// A notice for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
-    /// The instance of a cell has ended by itself. Has the provider's reason; empty if unknown.
-    InstanceEnded(String),
+    /// The instance of a cell has ended by itself. Has the provider's reason, if known.
+    InstanceEnded(Option<String>),
     /// Another call of the pod has joined its launch.
     Joined(SandboxId),
     /// An order waits for the end of another cell of its pod.

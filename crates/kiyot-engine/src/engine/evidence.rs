@@ -328,10 +328,10 @@ impl Engine {
     /// provider still knows the instance.
     fn instance_ended(&mut self, id: &CellId, instance: Option<&Instance>, now: Now) {
         let Some(cell) = self.cells.get(id) else { return };
-        let reason = instance.map(|instance| instance.end_reason.as_str()).unwrap_or_default();
+        let reason = instance.and_then(|instance| instance.end_reason.as_deref());
         let ended = match reason {
-            "" => INSTANCE_ENDED.to_owned(),
-            reason => format!("{INSTANCE_ENDED}: {reason}"),
+            None => INSTANCE_ENDED.to_owned(),
+            Some(reason) => format!("{INSTANCE_ENDED}: {reason}"),
         };
         let was_taken_back = instance.is_some_and(|instance| instance.lacks_capacity)
             && matches!(cell.state, State::Booting { .. } | State::Idle { .. });
@@ -347,7 +347,7 @@ impl Engine {
             }
             _ => CellError::Ended(id.clone(), ended.clone()),
         };
-        self.emit(id, Effect::Log(Notice::InstanceEnded(reason.to_owned())));
+        self.emit(id, Effect::Log(Notice::InstanceEnded(reason.map(str::to_owned))));
         self.fail(id, failure);
         self.apply(id, CellEvent::End(ended.into()), now);
         if was_taken_back {
@@ -369,15 +369,13 @@ impl Engine {
         let (mut strays, mut foreign) = (Vec::new(), None);
         let (mut seen, mut pods) = (BTreeSet::new(), BTreeSet::new());
         for instance in of_no_cell {
-            let is_foreign = !instance.fingerprint.is_empty() && instance.fingerprint != *own;
+            let is_foreign = instance.fingerprint.as_ref().is_some_and(|it| it != own);
             if is_foreign && !takes_over {
                 foreign = foreign.or_else(|| Some(instance.id.clone()));
                 continue;
             }
             seen.insert(instance.id.clone());
-            if !instance.pod_uid.is_empty() {
-                pods.insert(instance.pod_uid.clone());
-            }
+            pods.extend(instance.pod_uid.clone());
             let first = *evidence.sightings.entry(instance.id.clone()).or_insert(began);
             if began > first
                 && began.saturating_sub(first) >= apart
@@ -418,10 +416,10 @@ impl Engine {
 /// Returns whether the launch of a cell made an instance, by the launch token if the instance has
 /// it.
 fn is_of_launch(instance: &Instance, cell: &Cell) -> bool {
-    let token = cell.launch.request.as_ref().map(|request| request.token.as_str());
+    let token = cell.launch.request.as_ref().map(|request| &request.token);
     instance.cell == cell.id
         && instance.state != InstanceState::Terminated
-        && (instance.token.is_empty() || token.is_none_or(|token| token == instance.token))
+        && instance.token.as_ref().zip(token).is_none_or(|(its, token)| its == token)
 }
 
 /// Returns whether instances are absent because of an outage of the provider. A provider whose "not

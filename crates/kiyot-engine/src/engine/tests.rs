@@ -199,8 +199,8 @@ fn claim(
 
 fn instance(id: &str, cell: &CellId, fingerprint: &str) -> Instance {
     Instance {
-        token: "another token".into(),
-        fingerprint: fingerprint.into(),
+        token: Some("another token".into()),
+        fingerprint: Some(fingerprint.into()),
         ..Instance::new(InstanceId(id.into()), cell.clone(), offering("a"), InstanceState::Running)
     }
 }
@@ -523,7 +523,7 @@ fn unanswered_launch_is_replayed_with_the_same_parameters_until_its_token_expire
     engine.handle(Event::Launched(cell.clone(), Err(refusal)), at(now));
     assert!(engine.contains(&cell));
     // The listing shows the instance, by its token.
-    let found = Instance { token: first.token.clone(), ..instance("i", &cell, "ours") };
+    let found = Instance { token: Some(first.token.clone()), ..instance("i", &cell, "ours") };
     listed(&mut engine, now + 1, &[found]);
     assert_eq!(engine.cells[&cell].state.instance(), Some(&InstanceId("i".into())));
 }
@@ -681,8 +681,8 @@ fn pod_of_a_stray_waits_until_the_stray_has_ended() {
     for pod in ["lost", "other"] {
         assert_eq!(launches(&engine.order(spec(pod), at(1)).1), 0, "nothing is listed yet");
     }
-    let of_pod = instance("i-1", &CellId::mint().unwrap(), "");
-    let stray = [Instance { pod_uid: "lost".into(), ..of_pod }];
+    let of_pod = launched_as("i-1", &CellId::mint().unwrap());
+    let stray = [Instance { fingerprint: None, pod_uid: Some("lost".into()), ..of_pod }];
     assert_eq!(launches(&listed(&mut engine, 2, &stray)), 1, "the other pod is launched");
     let effects = listed(&mut engine, 10, &stray);
     assert!(ends_strays(&effects) && launches(&effects) == 0);

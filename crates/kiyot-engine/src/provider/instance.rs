@@ -43,14 +43,13 @@ pub struct Instance {
     pub id: InstanceId,
     /// The cell that it was launched for, by its tags.
     pub cell: CellId,
-    /// The token of its launch, by its tags; empty if the provider keeps none.
-    pub token: String,
+    /// The token of its launch, by its tags, if the provider keeps it.
+    pub token: Option<String>,
     /// The fingerprint of the certificate authority of the daemon that launched it, by its tags;
-    /// empty if the provider keeps none, because only this daemon can have instances of it.
-    pub fingerprint: String,
-    /// `metadata.uid` of the pod that it is attached to; empty before the attachment, and if the
-    /// provider does not keep it.
-    pub pod_uid: String,
+    /// `None` if the provider keeps none, because only this daemon can have instances of it.
+    pub fingerprint: Option<String>,
+    /// `metadata.uid` of the pod that it is attached to, if the provider keeps it.
+    pub pod_uid: Option<String>,
     /// Its offering.
     pub offering: Offering,
     /// Its addresses that are known before it is attached.
@@ -58,9 +57,9 @@ pub struct Instance {
     /// Its state.
     pub state: InstanceState,
     /// The provider's reason for the end, such as `Client.VolumeLimitExceeded: ...` of a launch
-    /// that failed after its answer. Short, without control characters; empty if unknown, and while
-    /// the instance is alive.
-    pub end_reason: String,
+    /// that failed after its answer. Short, without control characters; `None` if unknown, and
+    /// while the instance is alive.
+    pub end_reason: Option<String>,
     /// True if it has ended because its offering lacks capacity.
     pub lacks_capacity: bool,
     /// The time of its launch by the provider's clock, since 1970; `None` if the provider does not
@@ -68,15 +67,15 @@ pub struct Instance {
     pub since: Option<Duration>,
 }
 
-/// The public address and the DNS names of an instance. Unknown names are empty.
+/// The public address and the DNS names of an instance, as far as they are known.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct InstanceNames {
     /// The name of the private address.
-    pub private_name: String,
+    pub private_name: Option<String>,
     /// The public address.
     pub public_address: Option<IpAddr>,
     /// The name of the public address.
-    pub public_name: String,
+    pub public_name: Option<String>,
 }
 
 impl Instance {
@@ -85,13 +84,13 @@ impl Instance {
         Self {
             id,
             cell,
-            token: String::new(),
-            fingerprint: String::new(),
-            pod_uid: String::new(),
+            token: None,
+            fingerprint: None,
+            pod_uid: None,
             offering,
             addresses: Vec::new(),
             state,
-            end_reason: String::new(),
+            end_reason: None,
             lacks_capacity: false,
             since: None,
         }

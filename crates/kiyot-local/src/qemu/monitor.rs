@@ -89,7 +89,7 @@ impl Monitors {
             Some(Halt::Paused(_)) => Instance { state: InstanceState::Paused, ..instance },
             Some(Halt::Ended(_, reason)) => Instance {
                 state: InstanceState::Stopped,
-                end_reason: reason.to_owned(),
+                end_reason: Some(reason.to_owned()),
                 ..instance
             },
         }
@@ -227,7 +227,7 @@ mod tests {
         Instance::new(id, cell, offering("1cpu-256mib"), InstanceState::Running)
     }
 
-    async fn state(status: &str) -> (InstanceState, String) {
+    async fn state(status: &str) -> (InstanceState, Option<String>) {
         let lines = [GREETING, NEGOTIATED, EVENT, &answer(status)].map(str::to_owned);
         let (judged, _) = judged_by(lines.into()).await;
         (judged.state, judged.end_reason)
@@ -237,13 +237,13 @@ mod tests {
     #[tokio::test]
     async fn machine_has_the_state_of_its_monitor() {
         for status in ["running", "prelaunch", "", "no such state"] {
-            assert_eq!(state(status).await, (InstanceState::Running, String::new()), "{status}");
+            assert_eq!(state(status).await, (InstanceState::Running, None), "{status}");
         }
         for status in PAUSED {
-            assert_eq!(state(status).await, (InstanceState::Paused, String::new()), "{status}");
+            assert_eq!(state(status).await, (InstanceState::Paused, None), "{status}");
         }
         for (status, reason) in ENDED {
-            assert_eq!(state(status).await, (InstanceState::Stopped, reason.to_owned()));
+            assert_eq!(state(status).await, (InstanceState::Stopped, Some(reason.to_owned())));
         }
     }
 

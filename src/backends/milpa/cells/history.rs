@@ -110,7 +110,7 @@ impl History {
     pub(super) fn of_notice(&self, cell: Option<&CellId>, notice: &Notice) {
         let subject = cell.map_or(Subject::Backend, |cell| Subject::Cell(cell.clone()));
         let (status, message) = match notice {
-            Notice::InstanceEnded(reason) => ("InstanceEnded", reason.clone()),
+            Notice::InstanceEnded(reason) => ("InstanceEnded", reason.clone().unwrap_or_default()),
             Notice::Joined(_) | Notice::LabelsLeftOut { .. } => return,
             Notice::Waits(order) => {
                 ("Ending", format!("sandbox {order} of its pod waits for its end"))

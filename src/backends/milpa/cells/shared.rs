@@ -518,7 +518,10 @@ pub(super) fn now() -> Now {
 fn log(cell: Option<&CellId>, notice: &Notice) {
     let cell = cell.map(tracing::field::display);
     match notice {
-        Notice::InstanceEnded(reason) => tracing::warn!(cell, reason, "cell instance ended"),
+        Notice::InstanceEnded(reason) => {
+            let reason = reason.as_deref().unwrap_or_default();
+            tracing::warn!(cell, reason, "cell instance ended");
+        }
         Notice::Joined(order) => {
             tracing::info!(cell, sandbox = %order, "call joins the launch of its pod's cell");
         }

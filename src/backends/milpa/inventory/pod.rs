@@ -131,17 +131,14 @@ impl Inventory {
 /// Kubernetes has for nodes.
 fn addresses(of_pod: Vec<String>, names: InstanceNames) -> Vec<admin::Address> {
     let public = names.public_address.map(|address| address.to_string());
-    let typed = |r#type: &str, address: String| admin::Address { r#type: r#type.into(), address };
-    of_pod
-        .into_iter()
-        .map(|address| typed("PrivateIP", address))
-        .chain([
-            typed("PrivateDNS", names.private_name),
-            typed("PublicIP", public.unwrap_or_default()),
-            typed("PublicDNS", names.public_name),
-        ])
-        .filter(|address| !address.address.is_empty())
-        .collect()
+    let of_instance = [
+        ("PrivateDNS", names.private_name),
+        ("PublicIP", public),
+        ("PublicDNS", names.public_name),
+    ];
+    let of_instance = of_instance.into_iter().filter_map(|(kind, it)| Some((kind, it?)));
+    let all = of_pod.into_iter().map(|address| ("PrivateIP", address)).chain(of_instance);
+    all.map(|(kind, address)| admin::Address { r#type: kind.into(), address }).collect()
 }
 
 /// Returns the annotations that kiyot reads, and the keys of all others.
@@ -284,9 +281,9 @@ mod tests {
         };
         assert_eq!(shown(InstanceNames::default()), ["PrivateIP 10.0.0.9"]);
         let names = InstanceNames {
-            private_name: "ip-10-0-0-9.ec2.internal".to_owned(),
+            private_name: Some("ip-10-0-0-9.ec2.internal".to_owned()),
             public_address: Some([203, 0, 113, 7].into()),
-            public_name: "ec2-203-0-113-7.compute-1.amazonaws.com".to_owned(),
+            public_name: Some("ec2-203-0-113-7.compute-1.amazonaws.com".to_owned()),
         };
         let expected = [
             "PrivateIP 10.0.0.9",

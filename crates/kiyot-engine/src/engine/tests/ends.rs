@@ -1,6 +1,7 @@
 //! Ends of instances: by the provider, with its reasons, and by callers.
 
 use super::*;
+use crate::engine::cell::known;
 
 const SPOT: &str = "Server.SpotInstanceTermination: Spot instance terminated";
 
@@ -8,7 +9,7 @@ const SPOT: &str = "Server.SpotInstanceTermination: Spot instance terminated";
 fn ended(id: &str, cell: &CellId, reason: &str) -> Instance {
     Instance {
         state: InstanceState::Terminated,
-        end_reason: reason.into(),
+        end_reason: known(reason),
         lacks_capacity: reason.starts_with("Server."),
         ..instance(id, cell, "ours")
     }
@@ -102,7 +103,7 @@ fn end_of_an_instance_has_the_reason_of_the_provider() {
             let mut engine = engine(capabilities::CLOUD);
             let cell = bound(&mut engine, "pod", "i");
             let effects = shown(&mut engine, by, &ended("i", &cell, reason), at(10));
-            let notice = Notice::InstanceEnded(reason.to_owned());
+            let notice = Notice::InstanceEnded(known(reason));
             let is_logged = |effect: &Effect| matches!(effect, Effect::Log(it) if *it == notice);
             assert!(effects.iter().any(|(_, effect)| is_logged(effect)), "{by:?}: {effects:?}");
             assert_eq!(engine.cells[&cell].stored().reason, expected, "{by:?}");

@@ -143,7 +143,7 @@ fn ended_instance_found_by_a_probe_is_reported_as_ended() {
     pass(&mut engine, seconds(100));
     let ended = Instance { state: InstanceState::Terminated, ..instance("i", &cell, "ours") };
     let effects = engine.handle(Event::Described(cell.clone(), Ok(ended)), at(100));
-    assert_eq!(notices(&effects), [Notice::InstanceEnded(String::new())]);
+    assert_eq!(notices(&effects), [Notice::InstanceEnded(None)]);
 }
 
 /// Verifies P20.

@@ -248,7 +248,7 @@ fn launch_in_another_place_is_not_repeated_and_its_instance_ends_there() {
     let now = 10 + 2 * HOUR;
     let mut engine = restarted(HOME, &engine.cells[&cell].stored(), false, at(now));
     engine.start(at(now));
-    let made = Instance { token: launch.token.clone(), ..launched_as("i", &cell) };
+    let made = Instance { token: Some(launch.token.clone()), ..launched_as("i", &cell) };
     let effects = listed(&mut engine, now + 1, &[made]);
     let ends = |effect: &Effect| matches!(effect, Effect::Terminate { instance: Some(_), .. });
     assert!(effects.iter().any(|(_, effect)| ends(effect)), "{effects:?}");
