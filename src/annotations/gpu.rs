@@ -77,8 +77,8 @@ mod tests {
         ) {
             let read = read(&format!("{count} {name}")).unwrap();
             prop_assert_eq!(&read, &request(count, Some(&name)));
-            prop_assert!(read.matches(&name.to_uppercase(), "other"));
-            prop_assert!(read.matches("other", &name.to_lowercase()));
+            prop_assert!(read.matches(Some(&name.to_uppercase()), None));
+            prop_assert!(read.matches(Some("other"), Some(&name.to_lowercase())));
         }
     }
 }

@@ -50,8 +50,8 @@ pub struct TypeDescription {
 pub struct TypeGpus {
     /// Their number.
     pub count: i64,
-    /// The manufacturer; empty if it is not known.
-    pub manufacturer: String,
-    /// The name; empty if it is not known.
-    pub name: String,
+    /// The manufacturer.
+    pub manufacturer: Option<String>,
+    /// The name.
+    pub name: Option<String>,
 }

@@ -71,8 +71,8 @@ impl AddedType {
             None => None,
             Some(gpus) => {
                 let count = u32::try_from(gpus.count).ok().filter(|count| *count <= MAX_GPUS)?;
-                let text = |text: String| text.chars().take(MAX_NAME_BYTES).collect();
-                let (manufacturer, name) = (text(gpus.manufacturer), text(gpus.name));
+                let bounded = |text: String| text.chars().take(MAX_NAME_BYTES).collect();
+                let (manufacturer, name) = (gpus.manufacturer.map(bounded), gpus.name.map(bounded));
                 (count > 0).then_some(Gpus { count, manufacturer, name })
             }
         };
@@ -174,7 +174,7 @@ mod tests {
         let InstanceType { milli_cpus, memory_mib, architectures, .. } = added.instance_type;
         assert_eq!((milli_cpus, memory_mib), (4000, 16_384));
         assert_eq!(architectures, [Architecture::Amd64]);
-        let gpus = TypeGpus { count: 2, manufacturer: "NVIDIA".into(), name: "X".into() };
+        let gpus = TypeGpus { count: 2, manufacturer: Some("NVIDIA".into()), name: None };
         let with_gpus = TypeDescription { gpus: Some(gpus), ..described("z9g.xlarge") };
         assert_eq!(AddedType::new(with_gpus).unwrap().instance_type.gpus.unwrap().count, 2);
         for unusable in [

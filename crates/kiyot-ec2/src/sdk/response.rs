@@ -106,8 +106,8 @@ pub(super) fn instance_type(info: types::InstanceTypeInfo) -> Option<TypeDescrip
         is_current: info.current_generation.unwrap_or_default(),
         gpus: gpus.map(|gpus| TypeGpus {
             count: gpus.count.unwrap_or_default().into(),
-            manufacturer: gpus.manufacturer.unwrap_or_default(),
-            name: gpus.name.unwrap_or_default(),
+            manufacturer: gpus.manufacturer.filter(|name| !name.is_empty()),
+            name: gpus.name.filter(|name| !name.is_empty()),
         }),
         has_on_demand: classes.contains(&types::UsageClassType::OnDemand),
         has_spot: classes.contains(&types::UsageClassType::Spot),

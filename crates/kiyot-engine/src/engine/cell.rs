@@ -118,11 +118,6 @@ impl Cell {
         self.offered.as_ref().map(|offered| &offered.candidate)
     }
 
-    /// Returns the reason for its offering; empty until the launch is answered.
-    pub(super) fn offering_reason(&self) -> &str {
-        self.offered.as_ref().map_or("", |offered| &offered.reason)
-    }
-
     /// Returns the namespace of its pod; empty without a pod.
     pub(super) fn namespace(&self) -> &str {
         self.pod.as_ref().map_or("", |pod| &pod.namespace)
@@ -171,7 +166,7 @@ impl Cell {
             namespace: self.namespace().to_owned(),
             healthy_timeout_secs: self.healthy_timeout().map(HealthyTimeout::as_secs),
             pool: self.pool.as_deref().unwrap_or_default().to_owned(),
-            offering_reason: self.offering_reason().to_owned(),
+            offering_reason: self.offered.as_ref().map(|it| it.reason.clone()).unwrap_or_default(),
             start_failures: self.earlier.failures,
             spot_failed: self.earlier.spot_failed,
             last_failures: self.earlier.last.clone(),

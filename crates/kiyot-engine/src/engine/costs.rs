@@ -17,6 +17,7 @@ use crate::{
     },
     id::CellId,
     placement::{Accuracy, Candidate, Catalogue, Offering, Selection},
+    provider::InstanceId,
     request::InstanceType as TypeChoice,
 };
 
@@ -27,8 +28,8 @@ const MAX_NAMESPACES: usize = 1000;
 /// The account of a cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Account {
-    /// The provider's id of the instance; empty if unknown.
-    pub instance: String,
+    /// The provider's id of the instance, if known.
+    pub instance: Option<InstanceId>,
     /// The offering with its price; `None` if unknown.
     pub offering: Option<Candidate>,
     /// The time of the cell's creation, in nanoseconds since 1970.
@@ -230,9 +231,8 @@ impl Engine {
     /// Returns the account of a cell.
     pub fn account(&self, id: &CellId, now: Now) -> Option<Account> {
         let cell = self.cells.get(id)?;
-        let instance = cell.state.instance();
         Some(Account {
-            instance: instance.map(|instance| instance.0.clone()).unwrap_or_default(),
+            instance: cell.state.instance().cloned(),
             offering: cell.offering().cloned(),
             created_unix_nanos: cell.created_unix_nanos,
             timeline: cell.timeline,

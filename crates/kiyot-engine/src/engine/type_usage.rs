@@ -12,8 +12,8 @@ use crate::{
 /// Bounds the instance types of ended cells; cells of further types are counted without a name.
 const MAX_TYPES: usize = 500;
 
-/// An instance type, empty if unknown, and a market.
-pub type TypeKey = (String, Market);
+/// An instance type, if it is counted with its name, and a market.
+pub type TypeKey = (Option<String>, Market);
 
 /// The use of an instance type in a market.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -44,7 +44,7 @@ impl EndedTypes {
     pub(super) fn add(&mut self, cell: &Cell, now: Now) {
         let Some(key) = key_of(cell) else { return };
         let is_kept = self.by_type.len() < MAX_TYPES || self.by_type.contains_key(&key);
-        let key = if is_kept { key } else { (String::new(), key.1) };
+        let key = if is_kept { key } else { (None, key.1) };
         self.by_type.entry(key).or_default().add(cell, now);
     }
 }
@@ -65,5 +65,5 @@ impl Engine {
 
 fn key_of(cell: &Cell) -> Option<TypeKey> {
     let offering = &cell.offering()?.offering;
-    Some((offering.instance_type.clone(), offering.market))
+    Some((Some(offering.instance_type.clone()), offering.market))
 }

@@ -207,12 +207,11 @@ impl<'a> Row<'a> {
         let count = text.parse().ok().filter(|count| *count <= MAX_GPUS);
         let allowed = format!("a whole number from 0 to {MAX_GPUS}");
         let count = count.ok_or_else(|| wrong("gpus", text, &allowed))?;
-        let name = |column| {
-            let text = self.text(column).unwrap_or_default();
-            match text.len() <= MAX_TEXT_BYTES {
-                true => Ok(text.to_owned()),
-                false => Err(wrong(column, text, &format!("{MAX_TEXT_BYTES} bytes"))),
+        let name = |column| match self.text(column) {
+            Some(text) if text.len() > MAX_TEXT_BYTES => {
+                Err(wrong(column, text, &format!("{MAX_TEXT_BYTES} bytes")))
             }
+            text => Ok(text.map(str::to_owned)),
         };
         let (manufacturer, name) = (name("gpu_manufacturer")?, name("gpu_name")?);
         Ok((count > 0).then_some(Gpus { count, manufacturer, name }))

@@ -100,7 +100,8 @@ pub(super) fn check<'a>(
     }
     if let Some(wanted) = &needs.gpus {
         let fits = |gpus: &Gpus| {
-            gpus.count >= wanted.count && wanted.matches(&gpus.manufacturer, &gpus.name)
+            gpus.count >= wanted.count
+                && wanted.matches(gpus.manufacturer.as_deref(), gpus.name.as_deref())
         };
         if !instance_type.gpus.as_ref().is_some_and(fits) {
             report(Reason::Gpus(instance_type, needs));
@@ -186,8 +187,9 @@ impl fmt::Display for Reason<'_> {
                 match &instance_type.gpus {
                     None => f.write_str("has no GPU")?,
                     Some(gpus) => {
-                        let (count, maker, name) = (gpus.count, &gpus.manufacturer, &gpus.name);
-                        let plural = if count == 1 { "" } else { "s" };
+                        let (count, plural) = (gpus.count, if gpus.count == 1 { "" } else { "s" });
+                        let of = [&gpus.manufacturer, &gpus.name];
+                        let [maker, name] = of.map(|it| it.as_deref().unwrap_or_default());
                         write!(f, "has {count} GPU{plural} of {maker} {name}")?;
                     }
                 }

@@ -37,10 +37,10 @@ pub struct InstanceType {
 pub struct Gpus {
     /// Their number; not 0.
     pub count: u32,
-    /// The manufacturer, such as `NVIDIA`; empty if unknown.
-    pub manufacturer: String,
-    /// The name, such as `T4`; empty if unknown.
-    pub name: String,
+    /// The manufacturer, such as `NVIDIA`, if known.
+    pub manufacturer: Option<String>,
+    /// The name, such as `T4`, if known.
+    pub name: Option<String>,
 }
 
 impl InstanceType {

@@ -13,9 +13,12 @@ pub struct GpuRequest {
 
 impl GpuRequest {
     /// Returns whether a GPU of this manufacturer and name fits. Case is ignored.
-    pub fn matches(&self, manufacturer: &str, name: &str) -> bool {
+    pub fn matches(&self, manufacturer: Option<&str>, name: Option<&str>) -> bool {
         self.name.as_ref().is_none_or(|wanted| {
-            [manufacturer, name].iter().any(|present| wanted.eq_ignore_ascii_case(present))
+            [manufacturer, name]
+                .iter()
+                .flatten()
+                .any(|present| wanted.eq_ignore_ascii_case(present))
         })
     }
 }
@@ -48,7 +51,8 @@ mod tests {
             (Some("amd"), false),
         ] {
             assert_eq!(
-                GpuRequest { count: 1, name: wanted.map(str::to_owned) }.matches("NVIDIA", "T4"),
+                GpuRequest { count: 1, name: wanted.map(str::to_owned) }
+                    .matches(Some("NVIDIA"), Some("T4")),
                 fits,
                 "{wanted:?}"
             );

@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 /// starts of all cells of its kind since the daemon started, and the cells of its namespace on this
 /// node.
 pub(super) fn entries(account: &Account) -> Map<String, Value> {
-    let mut instance = Map::from_iter([("id".to_owned(), account.instance.as_str().into())]);
+    let id = account.instance.as_ref().map(|instance| instance.0.as_str()).unwrap_or_default();
+    let mut instance = Map::from_iter([("id".to_owned(), id.into())]);
     if let Some(candidate) = &account.offering {
         let offering = &candidate.offering;
         let is = |accuracy| candidate.accuracy == accuracy;

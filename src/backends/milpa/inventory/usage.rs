@@ -37,7 +37,7 @@ impl Inventory {
     pub fn costs(&self) -> (Vec<admin::TypeUsage>, Vec<admin::NamespaceCost>) {
         let types = self.cells.type_usage().into_iter();
         let types = types.map(|((instance_type, market), usage)| admin::TypeUsage {
-            instance_type,
+            instance_type: instance_type.unwrap_or_default(),
             spot: market == Market::Spot,
             millihours: u64::try_from(usage.time.as_millis() / 3600).unwrap_or(u64::MAX),
             cost_micros: usage.cost.micros(),

@@ -5,6 +5,7 @@ use std::fmt;
 
 use crate::{
     engine::{Cell, Engine, ProviderKey, State},
+    id::CellId,
     provider::{Held, HostPort},
     wanted::Wanted,
 };
@@ -38,8 +39,8 @@ pub struct PortTaken {
     pub taken: Taken,
     /// Namespace and name of the other pod.
     pub pod: String,
-    /// The cell of the other pod; empty before its launch.
-    pub cell: String,
+    /// The cell of the other pod, once it is launched.
+    pub cell: Option<CellId>,
 }
 
 /// A host port or a network.
@@ -60,8 +61,8 @@ impl fmt::Display for Taken {
     }
 }
 
-fn in_cell(cell: &str) -> String {
-    if cell.is_empty() { String::new() } else { format!(" in {cell}") }
+fn in_cell(cell: &Option<CellId>) -> String {
+    cell.as_ref().map(|cell| format!(" in {cell}")).unwrap_or_default()
 }
 
 impl Engine {
@@ -79,10 +80,8 @@ impl Engine {
             })
         };
         let ordered = self.orders.values().filter(|order| order.wanted.key.pod_uid != *uid);
-        let ordered = ordered.filter_map(|order| {
-            let cell = order.state.cell().map(ToString::to_string).unwrap_or_default();
-            Some((order.wanted.pod_ports()?, cell))
-        });
+        let ordered = ordered
+            .filter_map(|order| Some((order.wanted.pod_ports()?, order.state.cell().cloned())));
         let bound = self.cells.values().filter(|cell| {
             let provider = self.providers.callee(cell);
             let awaits_end = provider.is_some_and(|it| it.capabilities.awaits_ends());
@@ -91,7 +90,7 @@ impl Engine {
         });
         let bound = bound.filter_map(|cell| {
             let ports = cell.pod.as_ref()?.ports.as_deref()?.clone();
-            Some((ports, cell.id.to_string()))
+            Some((ports, Some(cell.id.clone())))
         });
         bound
             .chain(ordered)

@@ -21,10 +21,10 @@ pub enum Step {
     FirstContainer,
 }
 
-/// The times of the steps, in nanoseconds since 1970; 0 while a step is pending.
+/// The times of the steps, in nanoseconds since 1970; `None` while a step is pending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Timeline {
-    steps: [i64; 6],
+    steps: [Option<i64>; 6],
 }
 
 impl Timeline {
@@ -40,16 +40,16 @@ impl Timeline {
     /// Sets the time of a step unless it is set. Returns whether it was unset.
     pub(in crate::engine) fn reach(&mut self, step: Step, unix: Duration) -> bool {
         let time = &mut self.steps[step as usize];
-        let is_new = *time == 0;
+        let is_new = time.is_none();
         if is_new {
-            *time = nanos(unix).max(1);
+            *time = Some(nanos(unix).max(1));
         }
         is_new
     }
 
     /// Returns the time of a step, in nanoseconds since 1970, if the step is reached.
     pub fn at(&self, step: Step) -> Option<i64> {
-        Some(self.steps[step as usize]).filter(|time| *time != 0)
+        self.steps[step as usize]
     }
 
     /// Returns the reached steps by name, with the milliseconds since `begin_nanos`.
@@ -62,7 +62,8 @@ impl Timeline {
     }
 
     pub(in crate::engine) fn stored(&self) -> store::Timeline {
-        let [launched, booted, enrolled, bound, image_ready, first_container] = self.steps;
+        let [launched, booted, enrolled, bound, image_ready, first_container] =
+            self.steps.map(Option::unwrap_or_default);
         store::Timeline { launched, booted, enrolled, bound, image_ready, first_container }
     }
 
@@ -70,7 +71,7 @@ impl Timeline {
         let store::Timeline { launched, booted, enrolled, bound, image_ready, first_container } =
             *stored;
         let steps = [launched, booted, enrolled, bound, image_ready, first_container];
-        Self { steps: steps.map(|time| time.max(0)) }
+        Self { steps: steps.map(|time| (time > 0).then_some(time)) }
     }
 }
 

@@ -25,8 +25,8 @@ const MAX_KINDS: usize = 100;
 /// A kind of cells, as labels of their histograms.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Kind {
-    /// The family of the instance type: `t4g` of `t4g.nano`; empty if unknown.
-    pub family: String,
+    /// The family of the instance type, if known: `t4g` of `t4g.nano`.
+    pub family: Option<String>,
     /// True for cells of warm pools.
     pub is_warm: bool,
 }
@@ -70,7 +70,7 @@ impl Starts {
 
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.family)?;
+        f.write_str(self.family.as_deref().unwrap_or_default())?;
         f.write_str(if self.is_warm { " (warm)" } else { " (cold)" })
     }
 }
@@ -78,7 +78,7 @@ impl fmt::Display for Kind {
 impl AllStarts {
     fn of(&mut self, kind: Kind) -> &mut Starts {
         let is_kept = self.by_kind.len() < MAX_KINDS || self.by_kind.contains_key(&kind);
-        let kind = if is_kept { kind } else { Kind { family: String::new(), ..kind } };
+        let kind = if is_kept { kind } else { Kind { family: None, ..kind } };
         self.by_kind.entry(kind).or_default()
     }
 }
@@ -108,8 +108,8 @@ impl AllStarts {
 impl Cell {
     /// Returns the kind under which the cell is counted.
     pub(in crate::engine) fn kind(&self) -> Kind {
-        let family = self.offering().map(|it| family(&it.offering.instance_type));
-        Kind { family: family.unwrap_or_default().to_owned(), is_warm: self.pool.is_some() }
+        let family = self.offering().map(|it| family(&it.offering.instance_type).to_owned());
+        Kind { family, is_warm: self.pool.is_some() }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Costs and timelines of cells.
 
-use crate::engine::order::starts::Kind;
+use crate::engine::{cell::known, order::starts::Kind};
 
 use super::*;
 use crate::placement::{CatalogueFile, Needs, Rules};
@@ -31,7 +31,7 @@ fn cost_counts_from_the_launch_to_the_proven_end() {
     let cell = bound(&mut engine, "pod", "i-1");
     let account = engine.account(&cell, at(11)).unwrap();
     assert_eq!(account.offering, Some(candidate("a")));
-    assert_eq!((account.instance.as_str(), account.namespace.cells), ("i-1", 1));
+    assert_eq!((account.instance.unwrap().0.as_str(), account.namespace.cells), ("i-1", 1));
     // The price is a thousandth of a dollar a second.
     assert_eq!(cost(&engine, &cell, 11), (10_000, 10_000));
     engine.handle(Event::Terminate { cell: cell.clone(), reason: "".into() }, at(20));
@@ -224,11 +224,11 @@ fn launch_fills_the_histogram_of_each_step_and_of_the_cost() {
 fn families_of_instance_types_are_bounded_in_the_histograms() {
     let mut engine = engine(capabilities::LOCAL);
     for number in 0..10_000 {
-        let family = number.to_string();
+        let family = Some(number.to_string());
         engine.count_cost(Kind { family, is_warm: false }, kiyot_values::price::Cost::default());
     }
     let of = |family: &str| {
-        let kind = Kind { family: family.into(), is_warm: false };
+        let kind = Kind { family: known(family), is_warm: false };
         engine.starts_of(&kind).cost().count()
     };
     assert_eq!((of("0"), of("99"), of("100"), of("")), (1, 1, 0, 9_900));

@@ -80,7 +80,7 @@ fn host_port_of_a_recovered_pod_is_taken_and_restored() {
     let seams = Box::new(Counting::default());
     let (engine, ..) = Engine::recover(config(), only(capabilities::CLOUD), seams, journal, at(9));
     let taken = engine.taken_port(&with_ports("second", &[1])).unwrap();
-    assert_eq!((taken.pod.as_str(), taken.cell.as_str()), ("default/first", cell.as_str()));
+    assert_eq!((taken.pod.as_str(), taken.cell.as_ref()), ("default/first", Some(&cell)));
     let held = engine.held(ONLY);
     assert_eq!(held.len(), 1, "{held:?}");
     assert_eq!(held[0].ports, [port(1)]);

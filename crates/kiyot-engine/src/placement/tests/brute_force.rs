@@ -41,8 +41,8 @@ fn instance_types() -> impl Strategy<Value = InstanceType> {
                     baseline_milli_cpus: baseline.map(|baseline| baseline.min(cpus * 1000)),
                     gpus: (count > 0).then(|| Gpus {
                         count,
-                        manufacturer: maker.to_owned(),
-                        name: gpu.to_owned(),
+                        manufacturer: Some(maker.to_owned()),
+                        name: Some(gpu.to_owned()),
                     }),
                     is_bare_metal: name.ends_with("metal"),
                     is_nitro: current,
@@ -143,7 +143,9 @@ fn price_if_fits(entry: &Entry, offer: &Offer, needs: &Needs, rules: &Rules) -> 
             gpus.count >= wanted.count
                 && wanted.name.as_ref().is_none_or(|name| {
                     let name = name.to_lowercase();
-                    gpus.manufacturer.to_lowercase() == name || gpus.name.to_lowercase() == name
+                    let is_named =
+                        |it: &Option<String>| it.as_ref().unwrap().to_lowercase() == name;
+                    is_named(&gpus.manufacturer) || is_named(&gpus.name)
                 })
         }
     };
