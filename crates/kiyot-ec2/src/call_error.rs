@@ -23,15 +23,15 @@ pub struct CallError {
 pub enum Failure {
     /// EC2 refused the call; the call had no effect.
     Refused {
-        /// The error code, such as `InsufficientInstanceCapacity`.
-        code: String,
+        /// The error code, such as `InsufficientInstanceCapacity`, if the response has one.
+        code: Option<String>,
         /// EC2's message.
         message: String,
     },
     /// EC2 failed (HTTP status 5xx). The call may have had its effect.
     Failed {
-        /// The error code; empty if the response has no code.
-        code: String,
+        /// The error code, if the response has one.
+        code: Option<String>,
         /// EC2's message.
         message: String,
     },
@@ -46,10 +46,10 @@ pub enum Failure {
 }
 
 impl CallError {
-    /// Returns the error code of EC2; `None` if EC2 did not answer.
+    /// Returns the error code of EC2; `None` if EC2 did not answer, or without a code.
     pub fn code(&self) -> Option<&str> {
         match &self.failure {
-            Failure::Refused { code, .. } | Failure::Failed { code, .. } => Some(code),
+            Failure::Refused { code, .. } | Failure::Failed { code, .. } => code.as_deref(),
             _ => None,
         }
     }
@@ -64,7 +64,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused { code, message } | Self::Failed { code, message } => {
-                write!(f, "{code}: {message}")
+                write!(f, "{}: {message}", code.as_deref().unwrap_or_default())
             }
             Self::NotSent(cause) => write!(f, "not sent: {cause}"),
             Self::Unanswered(cause) => write!(f, "not answered: {cause}"),

@@ -56,10 +56,10 @@ pub struct InstanceDescription {
     pub state: InstanceStateName,
     /// The reason for its state.
     pub reason: Option<StateReason>,
-    /// The subnet, until it is terminated; otherwise empty.
-    pub subnet: String,
-    /// The VPC, until it is terminated; otherwise empty.
-    pub vpc: String,
+    /// The subnet, until it is terminated.
+    pub subnet: Option<String>,
+    /// The VPC, until it is terminated.
+    pub vpc: Option<String>,
     /// The source/destination check of its first interface (`SourceDestCheck`): true if it is on,
     /// `None` if it is not shown.
     pub has_source_dest_check: Option<bool>,

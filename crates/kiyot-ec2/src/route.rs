@@ -29,8 +29,8 @@ pub struct Route {
     /// The network, such as `10.8.0.0/16`.
     pub network: String,
     /// The id of its target: an instance, a gateway or an interface; `local` for a network of the
-    /// VPC itself; empty for any other target.
-    pub target: String,
+    /// VPC itself; `None` for any other target.
+    pub target: Option<String>,
 }
 
 /// The target of the networks of the VPC itself.

@@ -66,7 +66,7 @@ impl CloudRoutes {
         for subnet in subnets {
             let table = table_of(&tables, subnet)?;
             for network in networks {
-                match is_made(table, network, "") {
+                match is_made(table, network, None) {
                     Err(Conflict::Taken(target, _)) if is_own(&target) => {}
                     checked => drop(checked.map_err(|conflict| refused(network, conflict))?),
                 }
@@ -93,16 +93,16 @@ impl CloudRoutes {
         let filter = crate::InstanceFilter::Ids(vec![instance.0.clone()]);
         let described = self.api.describe_instances(&filter).await;
         let described = described.map_err(failed("describe the instance of routes"))?;
-        let place = described.into_iter().next().filter(|described| !described.vpc.is_empty());
-        let place = place.ok_or_else(|| {
+        let place = described.into_iter().next().and_then(|it| Some((it.vpc?, it.subnet?)));
+        let (vpc, subnet) = place.ok_or_else(|| {
             let what = format!("instance {instance} has no subnet, which routes need");
             ProviderError::without_cause(ErrorClass::Transient, what)
         })?;
-        let tables = self.tables(RouteTableFilter::Vpc(place.vpc)).await?;
-        let table = table_of(&tables, &place.subnet)?;
+        let tables = self.tables(RouteTableFilter::Vpc(vpc)).await?;
+        let table = table_of(&tables, &subnet)?;
         let mut absent = Vec::new();
         for network in &networks {
-            match is_made(table, network, &instance.0) {
+            match is_made(table, network, Some(&instance.0)) {
                 Ok(true) => {}
                 Ok(false) => absent.push(network),
                 Err(conflict) => return Err(refused(network, conflict)),
@@ -148,7 +148,8 @@ impl CloudRoutes {
         let mut removed = Ok(());
         for table in self.api.route_tables(&RouteTableFilter::Targets(targets)).await? {
             for route in &table.routes {
-                let target = instances.iter().find(|instance| instance.0 == route.target);
+                let target =
+                    instances.iter().find(|instance| Some(&instance.0) == route.target.as_ref());
                 let Some(instance) = target else { continue };
                 match self.api.delete_route(&table.id, &route.network).await {
                     Err(error) if error.code() != Some(NO_ROUTE) => {
@@ -206,20 +207,21 @@ pub(super) fn table_of<'a>(
 
 /// Returns whether a table already has the route of an instance; fails if the route can't be
 /// created.
-fn is_made(table: &RouteTable, network: &Cidr, instance: &str) -> Result<bool, Conflict> {
+fn is_made(table: &RouteTable, network: &Cidr, instance: Option<&str>) -> Result<bool, Conflict> {
     for route in &table.routes {
         let Ok(other) = route.network.parse::<Cidr>() else { continue };
-        if route.target == LOCAL_TARGET && other.overlaps(network) {
+        let target = route.target.as_deref();
+        if target == Some(LOCAL_TARGET) && other.overlaps(network) {
             return Err(Conflict::Vpc(route.network.clone()));
         }
         if other != *network {
             continue;
         }
-        if !instance.is_empty() && route.target == instance {
+        if target.is_some() && target == instance {
             return Ok(true);
         }
-        let target = if route.target.is_empty() { "another target" } else { &route.target };
-        return Err(Conflict::Taken(target.to_owned(), table.id.clone()));
+        let target = target.unwrap_or("another target").to_owned();
+        return Err(Conflict::Taken(target, table.id.clone()));
     }
     Ok(false)
 }
@@ -233,7 +235,7 @@ mod tests {
     fn table(id: &str, is_main: bool, subnets: &[&str], routes: &[(&str, &str)]) -> RouteTable {
         let route = |(network, target): &(&str, &str)| Route {
             network: (*network).to_owned(),
-            target: (*target).to_owned(),
+            target: Some((*target).to_owned()).filter(|id| !id.is_empty()),
         };
         RouteTable {
             id: id.to_owned(),
@@ -261,6 +263,7 @@ mod tests {
         ];
         let table = table("rtb-1", true, &[], &routes);
         let made = |network: &str, instance: &str| {
+            let instance = Some(instance).filter(|id| !id.is_empty());
             is_made(&table, &network.parse().unwrap(), instance).map_err(|error| error.to_string())
         };
         assert_eq!(made("10.8.0.0/16", "i-1"), Ok(true));

@@ -72,7 +72,7 @@ impl FakeApi {
             std::future::pending::<()>().await;
         }
         if self.denied.lock().unwrap().contains(operation) {
-            let (code, message) = ("UnauthorizedOperation".into(), String::new());
+            let (code, message) = (Some("UnauthorizedOperation".into()), String::new());
             return Err(CallError { operation, failure: Failure::Refused { code, message } });
         }
         Ok(answer)
@@ -117,8 +117,8 @@ pub(super) fn running(id: &str, subnet: &str, address: Ipv4Addr) -> InstanceDesc
         is_spot: false,
         state: InstanceStateName::Running,
         reason: None,
-        subnet: subnet.to_owned(),
-        vpc: "vpc-1".to_owned(),
+        subnet: Some(subnet.to_owned()),
+        vpc: Some("vpc-1".to_owned()),
         has_source_dest_check: None,
         metadata: None,
         private_address: Some(address.into()),
@@ -171,7 +171,7 @@ impl Ec2Api for FakeApi {
             return Err(CallError { operation, failure });
         }
         if let Some(code) = ids.iter().find_map(|id| self.protected.get(id)) {
-            let failure = Failure::Refused { code: (*code).into(), message: String::new() };
+            let failure = Failure::Refused { code: Some((*code).into()), message: String::new() };
             return Err(CallError { operation, failure });
         }
         let unknown: Vec<&str> =
@@ -181,7 +181,7 @@ impl Ec2Api for FakeApi {
             return Ok(ids.iter().map(ending).collect());
         }
         let message = format!("The instance IDs '{}' do not exist", unknown.join(", "));
-        let failure = Failure::Refused { code: NOT_FOUND.into(), message };
+        let failure = Failure::Refused { code: Some(NOT_FOUND.into()), message };
         Err(CallError { operation, failure })
     }
     async fn create_tags(

@@ -77,7 +77,8 @@ mod tests {
 
     /// Closes a metadata service while calls fail, and returns the number of calls and the outcome.
     async fn close(failures: &[&str]) -> (usize, Result<(), ErrorClass>) {
-        let refused = |code: &&str| Failure::Refused { code: (*code).into(), message: "".into() };
+        let refused =
+            |code: &&str| Failure::Refused { code: Some((*code).into()), message: "".into() };
         let metadata_failures = Mutex::new(failures.iter().map(refused).collect());
         let api = Arc::new(FakeApi { metadata_failures, ..FakeApi::default() });
         let fence = MetadataFence::new(Arc::clone(&api) as _);

@@ -42,20 +42,20 @@ pub(super) fn find(
     address: Ipv4Addr,
     listed: Vec<InstanceDescription>,
 ) -> Result<NodeSubnet, UnknownSubnet> {
-    let is_node = |instance: &InstanceDescription| {
-        instance.state == InstanceStateName::Running && !instance.subnet.is_empty()
-    };
-    let mut found: Vec<InstanceDescription> = listed.into_iter().filter(is_node).collect();
+    let running = listed.into_iter().filter(|it| it.state == InstanceStateName::Running);
+    let mut found: Vec<_> = running.filter_map(|it| Some((it.subnet.clone()?, it))).collect();
     match (found.pop(), found.is_empty()) {
-        (Some(only), true) => Ok(NodeSubnet {
+        (Some((subnet, only)), true) => Ok(NodeSubnet {
             instance: only.id,
-            subnet: only.subnet,
+            subnet,
             has_source_dest_check: only.has_source_dest_check,
             metadata: only.metadata,
         }),
         (Some(last), false) => {
             found.push(last);
-            let names = found.iter().map(|instance| format!("{} in {}", instance.id, instance.vpc));
+            let names = found.iter().map(|(_, instance)| {
+                format!("{} in {}", instance.id, instance.vpc.as_deref().unwrap_or_default())
+            });
             Err(UnknownSubnet::Several(address, names.collect::<Vec<_>>().join(", ")))
         }
         (None, _) => Err(UnknownSubnet::NoInstance(address)),
@@ -87,8 +87,10 @@ mod tests {
             })
         );
         assert_eq!(find(ADDRESS, vec![ended]), Err(UnknownSubnet::NoInstance(ADDRESS)));
-        let other =
-            InstanceDescription { vpc: "vpc-2".to_owned(), ..running("i-2", "subnet-2", ADDRESS) };
+        let other = InstanceDescription {
+            vpc: Some("vpc-2".to_owned()),
+            ..running("i-2", "subnet-2", ADDRESS)
+        };
         let error = find(ADDRESS, vec![node, other]).unwrap_err().to_string();
         assert_eq!(
             error,

@@ -187,7 +187,8 @@ mod tests {
 
     /// Sets tags while calls fail, and returns the resources of each call.
     async fn set(failures: &[&str]) -> Vec<String> {
-        let refused = |code: &&str| Failure::Refused { code: (*code).into(), message: "".into() };
+        let refused =
+            |code: &&str| Failure::Refused { code: Some((*code).into()), message: "".into() };
         let failures = Mutex::new(failures.iter().map(refused).collect());
         let api = Arc::new(FakeApi { tag_failures: failures, ..FakeApi::default() });
         let tagging = Tagging::new(Arc::clone(&api) as _);

@@ -200,7 +200,7 @@ fn termination(state: Option<InstanceStateName>) -> Termination {
 /// Returns the ids that EC2's message names as unknown. EC2 has then terminated no instance.
 fn unknown_ids(error: &CallError, asked: &BTreeSet<String>) -> Vec<String> {
     let Failure::Refused { code, message } = &error.failure else { return Vec::new() };
-    if code != NOT_FOUND {
+    if code.as_deref() != Some(NOT_FOUND) {
         return Vec::new();
     }
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-';
@@ -317,7 +317,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn refusal_of_every_id_ends_the_batch_after_few_calls() {
         let all = ids(0..50);
-        let failure = Failure::Refused { code: "UnauthorizedOperation".into(), message: "".into() };
+        let failure =
+            Failure::Refused { code: Some("UnauthorizedOperation".into()), message: "".into() };
         let (api, terminations) = terminations(FakeApi { failure: Some(failure), ..knowing(&all) });
         let outcomes = terminations.terminate(&all).await;
         for id in &all {
@@ -332,10 +333,13 @@ mod tests {
         for (failure, class) in [
             (Failure::TooSlow(Duration::from_secs(30)), ErrorClass::Unanswered),
             (
-                Failure::Refused { code: "RequestLimitExceeded".into(), message: "".into() },
+                Failure::Refused { code: Some("RequestLimitExceeded".into()), message: "".into() },
                 ErrorClass::Throttled,
             ),
-            (Failure::Refused { code: "AuthFailure".into(), message: "".into() }, ErrorClass::Auth),
+            (
+                Failure::Refused { code: Some("AuthFailure".into()), message: "".into() },
+                ErrorClass::Auth,
+            ),
         ] {
             let api = FakeApi { failure: Some(failure), ..knowing(&all) };
             let (api, terminations) = terminations(api);

@@ -214,7 +214,7 @@ async fn denied_launch_and_too_large_volume_are_errors_of_the_pods_request() {
         let request = CellRequest { volume_size_gib, ..CellRequest::default() };
         let wanted = Wanted { request, ..Wanted::default() };
         let spec = spec(TYPE, provider.parameters(&wanted).await.unwrap());
-        let failure = Failure::Refused { code: code.into(), message: String::new() };
+        let failure = Failure::Refused { code: Some(code.into()), message: String::new() };
         provider.launch_error(&spec, CallError { operation: "RunInstances", failure }).await
     };
     for (volume, code, expected) in [
@@ -308,7 +308,7 @@ async fn image_is_looked_for_until_it_is_published_and_again_once_it_is_deregist
     tokio::time::advance(NETWORK_MAX_AGE / 2).await;
     assert_eq!(image().await, "ami-new");
     let deregistered = Failure::Refused {
-        code: "InvalidAMIID.NotFound".into(),
+        code: Some("InvalidAMIID.NotFound".into()),
         message: "The image id '[ami-new]' does not exist".into(),
     };
     api.launch_failures.lock().unwrap().push_back(deregistered);

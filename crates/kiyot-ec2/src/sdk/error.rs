@@ -20,7 +20,8 @@ where
 {
     let failure = match &error {
         SdkError::ServiceError(answered) => {
-            let code = answered.err().code().unwrap_or_default().to_owned();
+            let code = answered.err().code().filter(|code| !code.is_empty());
+            let code = code.map(str::to_owned);
             let message = answered.err().message().unwrap_or_default().to_owned();
             if answered.raw().status().as_u16() >= SERVER_ERROR {
                 Failure::Failed { code, message }

@@ -36,8 +36,8 @@ pub(super) fn instance(
         reason: instance.state_reason.and_then(|reason| {
             StateReason::new(&reason.code?, &reason.message.unwrap_or_default())
         }),
-        subnet: instance.subnet_id.unwrap_or_default(),
-        vpc: instance.vpc_id.unwrap_or_default(),
+        subnet: instance.subnet_id.filter(|id| !id.is_empty()),
+        vpc: instance.vpc_id.filter(|id| !id.is_empty()),
         has_source_dest_check: instance.source_dest_check,
         metadata: instance.metadata_options.map(|options| MetadataOptions {
             is_enabled: options.http_endpoint
@@ -157,7 +157,7 @@ fn route(route: types::Route) -> Option<Route> {
         .or(route.local_gateway_id)
         .or(route.carrier_gateway_id)
         .or(route.core_network_arn);
-    Some(Route { network, target: target.unwrap_or_default() })
+    Some(Route { network, target: target.filter(|id| !id.is_empty()) })
 }
 
 /// Returns an image.

@@ -109,11 +109,11 @@ fn class(failure: Failure) -> (ErrorClass, Refused) {
 }
 
 fn refused(code: &str) -> Failure {
-    Failure::Refused { code: code.into(), message: String::new() }
+    Failure::Refused { code: Some(code.into()), message: String::new() }
 }
 
 fn failed(code: &str) -> Failure {
-    Failure::Failed { code: code.into(), message: String::new() }
+    Failure::Failed { code: Some(code.into()), message: String::new() }
 }
 
 #[test]

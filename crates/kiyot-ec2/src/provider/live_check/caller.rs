@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     fn refused(code: &str, message: &str) -> CallError {
-        let failure = Failure::Refused { code: code.into(), message: message.into() };
+        let failure = Failure::Refused { code: Some(code.into()), message: message.into() };
         CallError { operation: "RunInstances", failure }
     }
 
@@ -265,9 +265,9 @@ mod tests {
         for failure in [
             Failure::NotSent("refused".into()),
             Failure::Unanswered("reset".into()),
-            Failure::Failed { code: "Unavailable".into(), message: String::new() },
-            Failure::Refused { code: "AuthFailure".into(), message: String::new() },
-            Failure::Refused { code: "RequestLimitExceeded".into(), message: String::new() },
+            Failure::Failed { code: Some("Unavailable".into()), message: String::new() },
+            Failure::Refused { code: Some("AuthFailure".into()), message: String::new() },
+            Failure::Refused { code: Some("RequestLimitExceeded".into()), message: String::new() },
         ] {
             let mut caller = caller();
             let error = CallError { operation: "DescribeSubnets", failure };
