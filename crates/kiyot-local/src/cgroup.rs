@@ -255,8 +255,8 @@ fn container_of(path: &Path) -> Option<&str> {
 /// The ids by which the cgroups of an instance's containers are found.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Containers {
-    /// `metadata.uid` of the pod; empty if unknown.
-    pub(super) pod_uid: String,
+    /// `metadata.uid` of the pod, if known.
+    pub(super) pod_uid: Option<String>,
     /// The ids of the containers and sandboxes.
     pub(super) ids: BTreeSet<String>,
 }
@@ -281,7 +281,7 @@ impl Containers {
     /// Returns the containers' cgroups at any place, as [`Self::within`] does.
     pub(super) fn anywhere(&self, hierarchies: &[Hierarchy]) -> BTreeSet<PathBuf> {
         let mut found = BTreeSet::new();
-        if self.pod_uid.is_empty() && self.ids.is_empty() {
+        if self.pod_uid.is_none() && self.ids.is_empty() {
             return found;
         }
         for hierarchy in hierarchies {
@@ -319,10 +319,10 @@ impl Containers {
 
     /// Returns whether a directory has the name of the pod's cgroup, with either cgroup driver.
     fn is_pod(&self, dir: &Path) -> bool {
-        let uid = &self.pod_uid;
+        let Some(uid) = &self.pod_uid else { return false };
         let Some(name) = dir.file_name().and_then(OsStr::to_str) else { return false };
         let slice = || format!("pod{}.slice", uid.replace('-', "_"));
-        !uid.is_empty() && (name.strip_prefix("pod") == Some(uid) || name.ends_with(&slice()))
+        name.strip_prefix("pod") == Some(uid) || name.ends_with(&slice())
     }
 }
 

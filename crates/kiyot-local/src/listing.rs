@@ -20,7 +20,7 @@ use crate::instance::{Home, Launcher};
 pub(super) struct Listed {
     pub(super) home: Home,
     pub(super) instance_type: String,
-    pub(super) pod_uid: String,
+    pub(super) pod_uid: Option<String>,
     /// See `InstanceRecord::weight_of`.
     pub(super) weight_of: String,
     pub(super) state: InstanceState,
@@ -46,7 +46,7 @@ struct Read {
     stamp: Option<Stamp>,
     launcher: Launcher,
     instance_type: String,
-    pod_uid: String,
+    pod_uid: Option<String>,
     weight_of: String,
 }
 
@@ -95,7 +95,10 @@ impl Listing {
                         stamp,
                         launcher: known.launcher(),
                         instance_type: known.instance_type,
-                        pod_uid: known.attachment.map(|to| to.pod_uid).unwrap_or_default(),
+                        pod_uid: known
+                            .attachment
+                            .map(|to| to.pod_uid)
+                            .filter(|uid| !uid.is_empty()),
                         weight_of: known.weight_of,
                     }
                 }

@@ -100,8 +100,8 @@ impl Plan {
     }
 
     /// Returns `metadata.uid` of the pod.
-    pub(super) fn pod_uid(&self) -> &str {
-        &self.pod_uid
+    pub(super) fn pod_uid(&self) -> Option<&str> {
+        Some(&*self.pod_uid).filter(|uid| !uid.is_empty())
     }
 
     fn pod(&self) -> cni::Pod<'_> {

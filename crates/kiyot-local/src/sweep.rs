@@ -41,7 +41,7 @@ pub(super) async fn sweep(instances: &Instances, home: &Home) -> Result<(), Prov
     if let Some(attachment) = &known.attachment {
         slice::release(home, &hierarchies, &attachment.cgroup_parent).await?;
     }
-    let pod_uid = plan.map(|plan| plan.pod_uid().to_owned()).unwrap_or_default();
+    let pod_uid = plan.and_then(|plan| plan.pod_uid().map(str::to_owned));
     let home_of_task = home.clone();
     spawn_blocking(move || remove(&home_of_task, &hierarchies, known, pod_uid))
         .await
@@ -147,6 +147,7 @@ fn look_at_first(
     let Some(Attachment { pod_uid, cgroup_parent, .. }) = attachment else {
         return Ok(Found::default());
     };
+    let pod_uid = Some(pod_uid).filter(|uid| !uid.is_empty());
     let containers = Containers { pod_uid, ids: home.containers()? };
     let Some(cgroups) = containers.within(hierarchies, &cgroup_parent) else {
         return Ok(Found::default());
@@ -160,7 +161,7 @@ fn remove(
     home: &Home,
     hierarchies: &[cgroup::Hierarchy],
     known: InstanceRecord,
-    pod_uid: String,
+    pod_uid: Option<String>,
 ) -> io::Result<()> {
     unmount_beneath(home.dir())?;
     namespace::remove(&home.netns_path())?;

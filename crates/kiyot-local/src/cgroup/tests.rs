@@ -95,7 +95,7 @@ fn leftovers_of_a_pod_are_found_with_either_cgroup_driver() {
         fs::create_dir_all(root.path().join(dir)).unwrap();
     }
     let containers = |uid: &str, ids: &[&String]| Containers {
-        pod_uid: uid.to_owned(),
+        pod_uid: Some(uid.to_owned()).filter(|uid| !uid.is_empty()),
         ids: ids.iter().map(|id| (*id).clone()).collect(),
     };
     assert_eq!(
@@ -135,7 +135,7 @@ fn leftovers_in_the_parent_of_the_pod_are_found() {
     ] {
         fs::create_dir_all(root.path().join(dir)).unwrap();
     }
-    let containers = Containers { pod_uid: "12-34".into(), ids: [own.clone()].into() };
+    let containers = Containers { pod_uid: Some("12-34".into()), ids: [own.clone()].into() };
     let within = |parent: &str| containers.within(&hierarchies, parent);
     let expected = |dirs: &[String]| Some(dirs.iter().map(|dir| root.path().join(dir)).collect());
     // All cgroups in the pod's own are the pod's, with either driver.
