@@ -42,15 +42,19 @@ impl Call {
         Self { operation, method: Method::GET, path, content_type: JSON, body: None }
     }
 
-    /// Lists a part of the objects at a path with a query, from a position; the position of the
-    /// first part is empty.
-    fn list(operation: &'static str, path: String, position: &str) -> Self {
+    /// Lists a part of the objects at a path with a query, from a position, or the first part.
+    fn list(operation: &'static str, path: String, position: Option<&str>) -> Self {
         Self::list_by(LIST_LIMIT, operation, format!("{path}&"), position)
     }
 
-    fn list_by(limit: usize, operation: &'static str, path: String, position: &str) -> Self {
+    fn list_by(
+        limit: usize,
+        operation: &'static str,
+        path: String,
+        position: Option<&str>,
+    ) -> Self {
         let mut path = format!("{path}limit={limit}");
-        if !position.is_empty() {
+        if let Some(position) = position {
             path.push_str(&format!("&continue={}", encoded(position)));
         }
         Self::get(operation, path)
@@ -101,9 +105,8 @@ impl Call {
         Self { operation, method: Method::PATCH, path, content_type: APPLY, body: Some(body) }
     }
 
-    /// Lists a part of the cells of a node, from a position; the position of the first part is
-    /// empty.
-    pub fn list_cells(node: &str, position: &str) -> Self {
+    /// Lists a part of the cells of a node, from a position, or the first part.
+    pub fn list_cells(node: &str, position: Option<&str>) -> Self {
         let selector = format!("{NODE_LABEL}={}", node_value(node));
         let path = format!("{}?labelSelector={}", cells_path(""), encoded(&selector));
         Self::list("list cells", path, position)
@@ -156,9 +159,8 @@ impl Call {
         }
     }
 
-    /// Lists a part of the pods of a node, from a position; the position of the first part is
-    /// empty.
-    pub fn list_pods(node: &str, position: &str) -> Self {
+    /// Lists a part of the pods of a node, from a position, or the first part.
+    pub fn list_pods(node: &str, position: Option<&str>) -> Self {
         Self::list("list pods", pods_path(node), position)
     }
 
@@ -167,9 +169,8 @@ impl Call {
         Self::get("watch pods", format!("{}&{}", pods_path(node), watched_from(position)))
     }
 
-    /// Lists a part of the budgets of all namespaces, from a position; the position of the first
-    /// part is empty.
-    pub fn list_budgets(position: &str) -> Self {
+    /// Lists a part of the budgets of all namespaces, from a position, or the first part.
+    pub fn list_budgets(position: Option<&str>) -> Self {
         let path = format!("/apis/{GROUP}/{VERSION}/cellbudgets?");
         Self::list_by(BUDGET_LIST_LIMIT, "list cellbudgets", path, position)
     }
@@ -242,7 +243,7 @@ mod tests {
 
     #[test]
     fn names_and_positions_are_encoded_in_paths() {
-        let call = Call::list_cells("worker 1", "a&b=c/../d");
+        let call = Call::list_cells("worker 1", Some("a&b=c/../d"));
         assert_eq!(
             call.path,
             format!(

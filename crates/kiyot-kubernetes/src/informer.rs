@@ -123,7 +123,7 @@ struct Pods {
 impl Watched for Pods {
     type Object = Pod;
 
-    fn list_call(&self, position: &str) -> Call {
+    fn list_call(&self, position: Option<&str>) -> Call {
         Call::list_pods(&self.node, position)
     }
 

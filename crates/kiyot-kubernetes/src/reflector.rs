@@ -30,9 +30,8 @@ pub(crate) trait Watched: Send + 'static {
     /// An object.
     type Object: DeserializeOwned + Send;
 
-    /// Returns the call that lists a part, from a position; the position of the first part is
-    /// empty.
-    fn list_call(&self, position: &str) -> Call;
+    /// Returns the call that lists a part, from a position, or the first part.
+    fn list_call(&self, position: Option<&str>) -> Call;
     /// Returns the call that watches from a position.
     fn watch_call(&self, position: &str) -> Call;
     /// Returns the version of an object.
@@ -154,13 +153,13 @@ impl<W: Watched> Reflector<W> {
     /// Lists the objects, and returns the position of the list.
     async fn list(&mut self) -> Result<String, Failure> {
         let client = self.connection.client().await?;
-        let mut position = String::new();
+        let mut position = None;
         for part in 0..MAX_PARTS {
-            let call = self.watched.list_call(&position);
+            let call = self.watched.list_call(position.as_deref());
             let listed: List<W::Object> = client.object(&call).await?;
             self.watched.take_part(part == 0, listed.items);
-            position = listed.metadata.r#continue;
-            if position.is_empty() {
+            position = Some(listed.metadata.r#continue).filter(|position| !position.is_empty());
+            if position.is_none() {
                 self.watched.end_list();
                 return Ok(listed.metadata.resource_version);
             }

@@ -42,10 +42,10 @@ impl Kind {
 pub struct Skipped {
     /// Kind.
     pub kind: String,
-    /// Namespace; empty if absent.
-    pub namespace: String,
-    /// Name; empty if absent.
-    pub name: String,
+    /// Namespace.
+    pub namespace: Option<String>,
+    /// Name.
+    pub name: Option<String>,
     /// True for a kind that Kubernetes itself defines.
     pub is_of_kubernetes: bool,
 }
@@ -58,9 +58,10 @@ impl fmt::Display for Skipped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, namespace, name, is_of_kubernetes } = self;
         f.write_str(kind)?;
-        if !name.is_empty() {
-            let slash = if namespace.is_empty() { "" } else { "/" };
-            write!(f, " {namespace}{slash}{name}")?;
+        if let Some(name) = name {
+            f.write_str(" ")?;
+            namespace.iter().try_for_each(|namespace| write!(f, "{namespace}/"))?;
+            f.write_str(name)?;
         }
         f.write_str(if *is_of_kubernetes {
             " skipped: it has no pod"
@@ -94,9 +95,8 @@ impl Skipped {
     /// Reads only the identity of an object without pods.
     pub(super) fn of(object: &Object) -> Self {
         let text = |key| {
-            let text =
-                object.fields.get("metadata").and_then(|metadata| metadata.get(key)?.as_str());
-            shown(SHOWN_CHARS, text.unwrap_or_default())
+            let text = object.fields.get("metadata")?.get(key)?.as_str()?;
+            Some(shown(SHOWN_CHARS, text)).filter(|text| !text.is_empty())
         };
         let group = group(&object.version);
         Self {

@@ -8,14 +8,12 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-/// Returns the milliseconds since the start of the cell's PID 1, or 0 if `/proc` does not show its
-/// start.
-pub fn running_millis() -> u64 {
-    let stat = fs::read_to_string("/proc/1/stat").unwrap_or_default();
-    let Some(began) = start(&stat, clock_ticks_per_second()) else { return 0 };
+/// Returns the milliseconds since the start of the cell's PID 1, if `/proc` shows its start.
+pub fn running_millis() -> Option<u64> {
+    let began = start(&fs::read_to_string("/proc/1/stat").ok()?, clock_ticks_per_second())?;
     let now = clock_gettime(ClockId::Boottime);
     let now = Duration::try_from(now).unwrap_or_default();
-    u64::try_from(now.saturating_sub(began).as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(now.saturating_sub(began).as_millis()).ok()
 }
 
 /// Returns the time from the kernel's boot to the start of a process.
@@ -42,6 +40,6 @@ mod tests {
         let stat = fs::read_to_string("/proc/self/stat").unwrap();
         let began = start(&stat, clock_ticks_per_second()).unwrap();
         let now = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap();
-        assert!(began <= now && running_millis() > 0);
+        assert!(began <= now && running_millis() > Some(0));
     }
 }

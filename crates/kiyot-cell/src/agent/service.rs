@@ -126,7 +126,7 @@ impl Agent for Calls {
             memory_dir: context.dir.memory().to_string_lossy().into_owned(),
             own_host_name: context.own.uts,
             own_network: context.own.net,
-            running_millis: boot::running_millis(),
+            running_millis: boot::running_millis().unwrap_or_default(),
             architecture: architecture::of_this_machine().to_owned(),
             pause_image: context.pause_image.clone(),
         }))

@@ -63,7 +63,7 @@ impl Budgets {
 impl Watched for Budgets {
     type Object = CellBudget;
 
-    fn list_call(&self, position: &str) -> Call {
+    fn list_call(&self, position: Option<&str>) -> Call {
         Call::list_budgets(position)
     }
 

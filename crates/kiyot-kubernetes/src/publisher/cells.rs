@@ -103,21 +103,21 @@ impl Task {
 
 /// Returns the objects of a node's cells.
 async fn cells_of(client: &Client, node: &str) -> Result<Vec<Cell>, Failure> {
-    let (mut cells, mut position) = (Vec::new(), String::new());
+    let (mut cells, mut position) = (Vec::new(), None::<String>);
     for _ in 0..MAX_PARTS {
-        let part: List = match client.object(&Call::list_cells(node, &position)).await {
+        let part: List = match client.object(&Call::list_cells(node, position.as_deref())).await {
             // Begin the list again.
-            Err(Failure::Expired(_)) if !position.is_empty() => {
+            Err(Failure::Expired(_)) if position.is_some() => {
                 cells.clear();
-                position.clear();
+                position = None;
                 continue;
             }
             part => part?,
         };
         // Nodes with names beyond 63 bytes may share a label.
         cells.extend(part.items.into_iter().filter(|cell| cell.spec.node_name == node));
-        position = part.metadata.r#continue;
-        if position.is_empty() {
+        position = Some(part.metadata.r#continue).filter(|position| !position.is_empty());
+        if position.is_none() {
             return Ok(cells);
         }
     }

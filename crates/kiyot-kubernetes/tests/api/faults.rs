@@ -432,7 +432,7 @@ async fn api_server_is_reached_over_tls_by_the_authority_of_the_kubeconfig() {
     std::fs::write(foreign.kubeconfig(), crossed).unwrap();
     let client =
         kiyot_kubernetes::Client::new(&options(&foreign).access, Calls::new()).await.unwrap();
-    let failure = client.call(&kiyot_kubernetes::call::Call::list_cells(NODE, "")).await;
+    let failure = client.call(&kiyot_kubernetes::call::Call::list_cells(NODE, None)).await;
     let failure = failure.unwrap_err().to_string();
     assert!(failure.contains("unreachable"), "{failure}");
     assert!(foreign.recorded().is_empty());

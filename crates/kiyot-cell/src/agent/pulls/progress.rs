@@ -82,9 +82,9 @@ impl ContentSnapshot {
 /// Progress of a pull since it began.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
-    /// Repository of the pull; empty for all pulls. Two pulls from the same repository can't be
+    /// Repository of the pull; `None` for all pulls. Two pulls from the same repository can't be
     /// distinguished.
-    repository: String,
+    repository: Option<String>,
     /// Counts changes since the first snapshot: bytes received, blobs begun or completed.
     pub(super) moves: u64,
     baseline: Option<Baseline>,
@@ -101,7 +101,8 @@ impl Progress {
     /// Tracks the pull of an image reference. `baseline` continues an earlier watch of the same
     /// pull.
     pub(super) fn new(image: &str, baseline: Option<Baseline>) -> Self {
-        Self { repository: repository(image), baseline, ..Self::default() }
+        let repository = Some(repository(image)).filter(|own| !own.is_empty());
+        Self { repository, baseline, ..Self::default() }
     }
 
     /// Returns the manifests at the beginning of the pull. Empty before the first snapshot.
@@ -121,7 +122,7 @@ impl Progress {
     }
 
     fn is_own(&self, manifest: &ManifestLabels) -> bool {
-        self.repository.is_empty() || manifest.sources.contains(&self.repository)
+        self.repository.as_ref().is_none_or(|own| manifest.sources.contains(own))
     }
 
     /// Compares a snapshot with the previous snapshot. Returns the manifests that have arrived
