@@ -77,12 +77,12 @@ pub struct App {
 impl App {
     /// Starts all parts on the main runtime. The CRI socket starts after the backends, so that the
     /// first call finds all recovered pods. `take_over` ends instances of this node that a daemon
-    /// with another state directory launched. `git_commit` is the commit of the build, or empty.
+    /// with another state directory launched. `git_commit` is the commit of the build.
     pub async fn start(
         config: &Config,
         take_over: bool,
         recent_log: RecentLog,
-        git_commit: &'static str,
+        git_commit: Option<&'static str>,
     ) -> Result<Self, AppError> {
         let (mut backends, mut milpas): (Vec<Arc<dyn Backend>>, _) = (Vec::new(), Vec::new());
         let mut only_cri = None;
@@ -167,7 +167,7 @@ pub fn run(
     config: Config,
     take_over: bool,
     recent_log: RecentLog,
-    git_commit: &'static str,
+    git_commit: Option<&'static str>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(WORKER_THREADS)
@@ -183,7 +183,7 @@ async fn serve(
     mut config: Config,
     take_over: bool,
     recent_log: RecentLog,
-    git_commit: &'static str,
+    git_commit: Option<&'static str>,
 ) -> Result<(), AppError> {
     // Installed before the start: a signal during the start ends the daemon right after the start.
     let mut terminate = signal(SignalKind::terminate()).map_err(AppError::Runtime)?;
@@ -191,7 +191,7 @@ async fn serve(
     let mut hangup = signal(SignalKind::hangup()).map_err(AppError::Runtime)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
-        commit = git_commit,
+        commit = git_commit.unwrap_or_default(),
         config = %path.display(),
         backends = config.backends.keys().map(String::as_str).collect::<Vec<_>>().join(", "),
         rules = config.routing.rules.len(),

@@ -122,8 +122,11 @@ impl From<String> for Output {
 struct UsageError(String);
 
 /// Runs a command line that begins with the program's name. `git_commit` is the commit of the
-/// build; empty if unknown.
-pub fn run(arguments: impl IntoIterator<Item = OsString>, git_commit: &'static str) -> ExitCode {
+/// build, if known.
+pub fn run(
+    arguments: impl IntoIterator<Item = OsString>,
+    git_commit: Option<&'static str>,
+) -> ExitCode {
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
         // clap returns help and version as errors.
@@ -149,7 +152,7 @@ fn print(text: &str, code: ExitCode) -> ExitCode {
 }
 
 /// Runs a command, and returns its output.
-fn execute(command: Command, git_commit: &'static str) -> Result<Output, UsageError> {
+fn execute(command: Command, git_commit: Option<&'static str>) -> Result<Output, UsageError> {
     match command {
         Command::Serve { config, log_format, take_over } => {
             let telemetry = telemetry::init(log_format).map_err(UsageError)?;
@@ -201,8 +204,8 @@ fn execute(command: Command, git_commit: &'static str) -> Result<Output, UsageEr
     }
 }
 
-fn version(git_commit: &str) -> String {
-    let commit = if git_commit.is_empty() { "unknown" } else { git_commit };
+fn version(git_commit: Option<&str>) -> String {
+    let commit = git_commit.unwrap_or("unknown");
     format!("kiyot {}, commit {commit}, CRI v1\n", env!("CARGO_PKG_VERSION"))
 }
 

@@ -14,5 +14,5 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 const GIT_COMMIT: Option<&str> = option_env!("KIYOT_GIT_COMMIT");
 
 fn main() -> ExitCode {
-    kiyot::cli::run(std::env::args_os(), GIT_COMMIT.unwrap_or_default())
+    kiyot::cli::run(std::env::args_os(), GIT_COMMIT.filter(|commit| !commit.is_empty()))
 }

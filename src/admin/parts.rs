@@ -35,19 +35,19 @@ pub struct Parts {
     pub(super) dumps: Dumps,
     /// The recent lines of the daemon's log.
     pub(super) recent_log: RecentLog,
-    /// The commit of the build; empty if unknown.
-    pub(super) git_commit: &'static str,
+    /// The commit of the build, if known.
+    pub(super) git_commit: Option<&'static str>,
 }
 
 impl Parts {
     /// Returns the parts. `runtimes` are summaries of the container runtimes, `config` is the
-    /// running configuration, `git_commit` is the commit of the build; empty if unknown.
+    /// running configuration, `git_commit` is the commit of the build.
     pub fn new(
         milpas: Vec<Arc<Milpa>>,
         runtimes: Vec<admin::Backend>,
         config: watch::Receiver<Arc<Config>>,
         recent_log: RecentLog,
-        git_commit: &'static str,
+        git_commit: Option<&'static str>,
     ) -> Self {
         let plans = Arc::new(Semaphore::new(MAX_PLANS));
         Self { milpas, runtimes, config, plans, dumps: Dumps::default(), recent_log, git_commit }
@@ -115,7 +115,7 @@ impl Parts {
     pub(super) fn version(&self) -> admin::VersionResponse {
         admin::VersionResponse {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            git_commit: self.git_commit.to_owned(),
+            git_commit: self.git_commit.unwrap_or_default().to_owned(),
             revision: ADMIN_REVISION,
             node: self.node(),
         }
@@ -151,10 +151,10 @@ mod tests {
     fn version_has_the_commit_of_the_build() {
         let text = "[backends.containerd]\ntype = \"cri\"\n";
         let config = Arc::new(kiyot_config::parse("kiyot.toml", text, []).unwrap());
-        for commit in ["0123456789ab-dirty", ""] {
+        for (commit, shown) in [(Some("0123456789ab-dirty"), "0123456789ab-dirty"), (None, "")] {
             let config = watch::Sender::new(Arc::clone(&config)).subscribe();
             let parts = Parts::new(Vec::new(), Vec::new(), config, Default::default(), commit);
-            assert_eq!(parts.version().git_commit, commit);
+            assert_eq!(parts.version().git_commit, shown);
         }
     }
 }

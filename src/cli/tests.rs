@@ -3,7 +3,7 @@ use kiyot_engine::request::Architecture;
 use super::*;
 
 fn execute_line(line: &[&str]) -> Result<String, UsageError> {
-    execute(Arguments::try_parse_from(line).unwrap().command, "").map(|output| output.text)
+    execute(Arguments::try_parse_from(line).unwrap().command, None).map(|output| output.text)
 }
 
 fn file(name: &str) -> String {
@@ -30,7 +30,7 @@ fn valid_configuration_is_summarised() {
 fn live_check_of_another_provider_checks_only_the_kubelet() {
     let path = file("examples/opt-out.toml");
     let line = ["kiyot", "check-config", "--live", "--config", &path];
-    let output = execute(Arguments::try_parse_from(line).unwrap().command, "").unwrap();
+    let output = execute(Arguments::try_parse_from(line).unwrap().command, None).unwrap();
     // A kubelet may run on the machine of the test.
     assert!(output.text.contains("\nkubelet"), "{}", output.text);
     assert!(!output.text.contains("check-config --live:"), "{}", output.text);
@@ -57,13 +57,13 @@ fn build_without_the_configured_provider_is_reported() {
         (vec!["kiyot", "check-config", "--config", &path], ExitCode::SUCCESS),
         (vec!["kiyot", "check-config", "--live", "--config", &path], ExitCode::FAILURE),
     ] {
-        let output = execute(Arguments::try_parse_from(line).unwrap().command, "").unwrap();
+        let output = execute(Arguments::try_parse_from(line).unwrap().command, None).unwrap();
         assert!(output.text.contains(reason), "{}", output.text);
         assert_eq!(output.code, code, "{}", output.text);
     }
     let config = config::parse("kiyot.toml", &text, []).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let started = runtime.block_on(app::App::start(&config, false, Default::default(), ""));
+    let started = runtime.block_on(app::App::start(&config, false, Default::default(), None));
     let error = started.err().unwrap().to_string();
     assert_eq!(error, format!("the provider of backend milpa: {reason}"));
 }
@@ -71,7 +71,7 @@ fn build_without_the_configured_provider_is_reported() {
 #[test]
 fn version_names_the_commit_of_the_build() {
     let package = env!("CARGO_PKG_VERSION");
-    for (commit, shown) in [("0123456789ab-dirty", "0123456789ab-dirty"), ("", "unknown")] {
+    for (commit, shown) in [(Some("0123456789ab-dirty"), "0123456789ab-dirty"), (None, "unknown")] {
         let output = execute(Command::Version, commit).unwrap();
         assert_eq!(output.text, format!("kiyot {package}, commit {shown}, CRI v1\n"));
     }
@@ -87,7 +87,7 @@ fn invalid_configuration_is_a_usage_error() {
     };
     assert!(text.contains("/nonexistent/kiyot.toml: the file: can't be read"), "{text}");
     assert_eq!(
-        run(["kiyot", "serve", "--config", "/nonexistent/kiyot.toml"].map(Into::into), ""),
+        run(["kiyot", "serve", "--config", "/nonexistent/kiyot.toml"].map(Into::into), None),
         ExitCode::from(EXIT_USAGE)
     );
 }
@@ -481,7 +481,7 @@ fn exit_code_separates_usage_errors() {
         (&["kiyot", "serve", "--log-format", "xml"], ExitCode::from(EXIT_USAGE)),
         (&["kiyot", "explain"], ExitCode::from(EXIT_USAGE)),
     ] {
-        assert_eq!(run(line.iter().map(Into::into), ""), code, "{line:?}");
+        assert_eq!(run(line.iter().map(Into::into), None), code, "{line:?}");
     }
 }
 

@@ -140,10 +140,7 @@ impl CriService {
         // and annotations.
         let current = request.sandbox_config.as_ref().unwrap_or(&sandbox_config);
         let id = ContainerId::mint().map_err(status_code::of_randomness)?;
-        let target = match requests::target(&config) {
-            "" => None,
-            target => Some(self.pods.container(target)?),
-        };
+        let target = requests::target(&config).map(|id| self.pods.container(id)).transpose()?;
         let hello = cell_client::connected(cell, &sandbox.pod, None).await?;
         self.check_support(cell, &config).await?;
         let logs = requests::log_paths(&sandbox_config, &config, id.as_str()).map_err(|error| {

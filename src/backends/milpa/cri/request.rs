@@ -226,14 +226,10 @@ pub(super) fn create_container(
     }
 }
 
-/// Returns the kubelet's id of the container whose processes a container shares; "" without
-/// sharing.
-pub(super) fn target(config: &cri::ContainerConfig) -> &str {
-    let context = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
-    context
-        .and_then(|context| context.namespace_options.as_ref())
-        .map(|options| options.target_id.as_str())
-        .unwrap_or_default()
+/// Returns the kubelet's id of the container whose processes a container shares.
+pub(super) fn target(config: &cri::ContainerConfig) -> Option<&str> {
+    let context = config.linux.as_ref()?.security_context.as_ref()?;
+    Some(&*context.namespace_options.as_ref()?.target_id).filter(|id| !id.is_empty())
 }
 
 /// The paths of a container's log.

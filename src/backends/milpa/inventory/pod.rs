@@ -79,7 +79,7 @@ impl Inventory {
         let lost = containers.iter().find_map(lost);
         let units = Unit::all(containers);
         let failures = Failures(self.cri.pull_failures(&sandbox.id));
-        let message = lost.unwrap_or_else(|| failures.last_pull(&units));
+        let message = lost.or_else(|| failures.last_pull(&units)).unwrap_or_default();
         let default_unit = Unit::default_of(&units, &annotations);
         let default_unit = default_unit.map(|unit| unit.name.clone()).unwrap_or_default();
         let (annotations, others) = shown_annotations(annotations);

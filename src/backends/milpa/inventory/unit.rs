@@ -35,11 +35,10 @@ impl Failures {
         known.iter().map(Unit::message).chain(waiting).collect()
     }
 
-    /// Returns the error of the last failed pull; empty without one.
-    pub(super) fn last_pull(&self, known: &[Unit]) -> String {
+    /// Returns the error of the last failed pull.
+    pub(super) fn last_pull(&self, known: &[Unit]) -> Option<String> {
         let last = self.pulls_since(known).max_by_key(|(image, _)| self.0[*image].unix_nanos);
         last.map(|(image, error)| error_of_pull(&format!("image {image}"), error))
-            .unwrap_or_default()
     }
 
     /// Returns the images and errors of failed pulls without a later container of that image.
@@ -275,11 +274,12 @@ mod tests {
         let units = failures.units(&known);
         assert_eq!(names(&units), ["main", "absent:1"]);
         assert!(units[1].start_failure && units[1].message.ends_with("no host"), "{units:?}");
-        assert_eq!(failures.last_pull(&known), "Error pulling image absent:1: no host");
+        let error = "Error pulling image absent:1: no host";
+        assert_eq!(failures.last_pull(&known).as_deref(), Some(error));
         // The containers above have an empty image reference.
         for (failed, expected) in [(4, &["main"][..]), (6, &["main", ""])] {
             assert_eq!(names(&failed_pull("", failed).units(&known)), expected, "{failed}");
         }
-        assert_eq!(failed_pull("", 4).last_pull(&known), "");
+        assert_eq!(failed_pull("", 4).last_pull(&known), None);
     }
 }

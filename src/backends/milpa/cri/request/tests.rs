@@ -311,7 +311,7 @@ fn container_request_is_rewritten_for_the_cell() {
         }),
         ..Default::default()
     };
-    assert_eq!(target(&config), "milpatarget");
+    assert_eq!(target(&config), Some("milpatarget"));
     let sandbox = cri::PodSandboxConfig {
         log_directory: "/var/log/pods/x/".to_owned(),
         hostname: "web".to_owned(),
