@@ -112,13 +112,13 @@ pub trait DecodedBackend: fmt::Debug + Send + Sync + 'static {
 
     /// Returns, from memory, whether an image call is for a pod of this backend: `PullImage` with
     /// the uid of a pod, `ImageStatus` with the annotations of a pod.
-    fn claims_image(&self, method: Method, message: &[u8]) -> bool;
+    fn owns_image(&self, method: Method, message: &[u8]) -> bool;
 
     /// Returns the encoded `ImageStatusResponse` of an image of this backend's pods. Called if an
     /// `ImageStatus` names no pod and the node lacks the image.
     fn reported_image(&self, reference: &str) -> Option<Bytes>;
 
-    /// Answers, from memory, an `ImageStatus` that no backend claims. Its annotations must equal
+    /// Answers, from memory, an `ImageStatus` that no backend owns. Its annotations must equal
     /// the annotations of this backend's pods, except for annotations that a restarted kubelet
     /// changes. Returns an encoded `ImageStatusResponse`, or `None` if the pods have different
     /// images.

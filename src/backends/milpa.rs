@@ -308,7 +308,7 @@ impl Milpa {
             logs,
             streaming: Arc::new(Streaming::start().await),
             policy: config.policy,
-            claim_timeout: Parts::CLAIM_TIMEOUT,
+            owner_timeout: Parts::OWNER_TIMEOUT,
             usage_timeout: Parts::USAGE_TIMEOUT,
             metrics_timeout: Parts::METRICS_TIMEOUT,
         };
@@ -511,8 +511,8 @@ impl DecodedBackend for Answers {
         self.0.features()
     }
 
-    fn claims_image(&self, method: Method, message: &[u8]) -> bool {
-        self.0.claims_image(method, message)
+    fn owns_image(&self, method: Method, message: &[u8]) -> bool {
+        self.0.owns_image(method, message)
     }
 
     fn reported_image(&self, reference: &str) -> Option<Bytes> {

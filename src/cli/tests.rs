@@ -560,7 +560,10 @@ fn unusable_trace_is_a_usage_error() {
     let local = path("local.toml", "[backends.containerd]\ntype = \"cri\"\n");
     for (arguments, reason) in [
         (["--config", &config, "--trace", "/nonexistent.csv"], "/nonexistent.csv: can't be read"),
-        (["--config", &config, "--trace", &bad], "bad.csv: line 2: arrival_s \"soon\" is not a time"),
+        (
+            ["--config", &config, "--trace", &bad],
+            "bad.csv: line 2: arrival_s \"soon\" is not a time",
+        ),
         (["--config", &local, "--trace", &good], "local.toml: has no backend with type"),
         (["--config", "/nonexistent.toml", "--trace", &good], "/nonexistent.toml"),
     ] {

@@ -143,10 +143,10 @@ pub(super) fn for_call<'a>(
         Route::Status => Plan::Status,
         Route::PullImage => registry
             .decoded()
-            .find(|backend| backend.claims_image(method, message))
+            .find(|backend| backend.owns_image(method, message))
             .map_or_else(|| for_image(server, method, message), Plan::Decoded),
         Route::ImageStatus => {
-            match registry.decoded().find(|backend| backend.claims_image(method, message)) {
+            match registry.decoded().find(|backend| backend.owns_image(method, message)) {
                 Some(backend) => Plan::Decoded(backend),
                 // ImageSpec.annotations are the pod's. Without them the pod is unknown.
                 None if matches!(peek::bytes(message, &[1, 2]), Ok(None)) => Plan::NodeImage(None),

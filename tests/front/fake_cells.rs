@@ -70,7 +70,7 @@ impl DecodedBackend for FakeCells {
         *self.features.lock().unwrap()
     }
 
-    fn claims_image(&self, method: Method, message: &[u8]) -> bool {
+    fn owns_image(&self, method: Method, message: &[u8]) -> bool {
         match method {
             Method::PullImage => {
                 let config = cri::PullImageRequest::decode(message).unwrap().sandbox_config;

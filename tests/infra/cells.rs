@@ -77,7 +77,7 @@ async fn running_instance(bench: &Bench, cells: &Cells) -> InstanceId {
 async fn enrol(bench: &Bench, cells: &Cells, id: &InstanceId) {
     let token = cell_file(&bench.instance_dir(id)).bootstrap.token;
     let cell =
-        cells.claim(&id.0, &hex::encode(digest(&SHA256, token.as_bytes())), "key").await.unwrap();
+        cells.redeem(&id.0, &hex::encode(digest(&SHA256, token.as_bytes())), "key").await.unwrap();
     cells.linked(&cell, Some(HelloReply { cell: cell.to_string(), ..HelloReply::default() }));
 }
 

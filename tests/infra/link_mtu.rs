@@ -31,7 +31,7 @@ struct AdmitAll;
 
 #[tonic::async_trait]
 impl Admission for AdmitAll {
-    async fn claim(&self, cell: &str, _: &str, _: &str) -> Result<CellId, Refusal> {
+    async fn redeem(&self, cell: &str, _: &str, _: &str) -> Result<CellId, Refusal> {
         self.admits(cell, "")
     }
 

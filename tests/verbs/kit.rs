@@ -48,13 +48,13 @@ pub(crate) struct Fixture {
 /// Time limits of the daemon.
 #[derive(Debug, Clone, Copy)]
 struct Timeouts {
-    claim: Duration,
+    owner: Duration,
     launch: Duration,
 }
 
 impl Default for Timeouts {
     fn default() -> Self {
-        Self { claim: Parts::CLAIM_TIMEOUT, launch: LIMIT }
+        Self { owner: Parts::OWNER_TIMEOUT, launch: LIMIT }
     }
 }
 
@@ -71,8 +71,8 @@ impl Fixture {
         Self::with(Timeouts::default(), "").await
     }
 
-    pub(crate) async fn with_claim_timeout(claim: Duration) -> Self {
-        Self::with(Timeouts { claim, ..Timeouts::default() }, "").await
+    pub(crate) async fn with_owner_timeout(owner: Duration) -> Self {
+        Self::with(Timeouts { owner, ..Timeouts::default() }, "").await
     }
 
     /// Starts a backend whose launches fail after this time.
@@ -329,7 +329,7 @@ impl Daemon {
             logs: Logs::new(),
             streaming: Arc::new(Streaming::start().await),
             policy: Policy::default(),
-            claim_timeout: timeouts.claim,
+            owner_timeout: timeouts.owner,
             usage_timeout: LIMIT,
             metrics_timeout: LIMIT,
         };

@@ -173,22 +173,22 @@ async fn image_of_a_cell_is_reported_while_its_pod_runs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn image_calls_of_the_pod_are_claimed() {
+async fn image_calls_of_the_pod_are_owned() {
     let kiyot = Fixture::start().await;
     let sandbox = kiyot.run("web").await;
     let annotations = kiyot.sandbox_status(&sandbox).unwrap().annotations;
     let image = cri::ImageSpec { image: "busybox".to_owned(), annotations, ..Default::default() };
     let request = cri::ImageStatusRequest { image: Some(image), verbose: false };
-    let claims = |request: &cri::ImageStatusRequest| {
-        kiyot.daemon.cri.claims_image(Method::ImageStatus, &prost::Message::encode_to_vec(request))
+    let owns = |request: &cri::ImageStatusRequest| {
+        kiyot.daemon.cri.owns_image(Method::ImageStatus, &prost::Message::encode_to_vec(request))
     };
-    assert!(claims(&request));
+    assert!(owns(&request));
     let answer: cri::ImageStatusResponse =
         kiyot.call(Method::ImageStatus, request.clone()).await.unwrap();
     assert_eq!(answer.image.unwrap().id, IMAGE);
     let mut other = request;
     other.image.as_mut().unwrap().annotations.clear();
-    assert!(!claims(&other));
+    assert!(!owns(&other));
 }
 
 /// Verifies U23.

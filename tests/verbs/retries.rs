@@ -148,7 +148,7 @@ async fn changed_rule_replaces_a_launch_and_no_running_sandbox() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn orphan_sandbox_is_removed() {
-    let kiyot = Fixture::with_claim_timeout(Duration::from_millis(50)).await;
+    let kiyot = Fixture::with_owner_timeout(Duration::from_millis(50)).await;
     let request = kiyot.sandbox_request("web");
     let gone = kiyot
         .daemon
@@ -191,7 +191,7 @@ async fn container_whose_creation_was_not_answered_is_created_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sandbox_that_is_used_during_the_removal_of_another_stays() {
     const ABANDONED: usize = 4;
-    let kiyot = Fixture::with_claim_timeout(Duration::from_millis(500)).await;
+    let kiyot = Fixture::with_owner_timeout(Duration::from_millis(500)).await;
     let permits = kiyot.provider.way_out.available_permits();
     kiyot.provider.way_out.forget_permits(permits);
     let abandon = async |name: String| {
@@ -218,7 +218,7 @@ async fn sandbox_that_is_used_during_the_removal_of_another_stays() {
     }
     kiyot.provider.way_out.add_permits(10);
     wait_for("the first removal", || kiyot.sandboxes().len() == ABANDONED - 1).await;
-    // When a later orphan sandbox is removed, the claim timeout of the other sandboxes has passed.
+    // When a later orphan sandbox is removed, the owner timeout of the other sandboxes has passed.
     abandon("last".to_owned()).await;
     wait_for("the end of the last", || {
         kiyot.provider.asked_to_end.load(Ordering::SeqCst) >= 2

@@ -50,7 +50,7 @@ pub use cell::state::State;
 pub use cell::timeline::{Step, Timeline};
 pub use config::EngineConfig;
 pub use costs::Account;
-pub use effect::{Change, ClaimNumber, ClaimRefusal, CommitOf, Effect, Event, Notice};
+pub use effect::{Change, CommitOf, Effect, Event, Notice, RedeemNumber, RedeemRefusal};
 pub use error::CellError;
 pub use histogram::Histogram;
 pub use launch::Launch;
@@ -181,13 +181,13 @@ impl Engine {
         match event {
             Event::CommitFailed { cell, of, changes, error, skipped } => match of {
                 CommitOf::State => self.on_record_failed(&cell, error, skipped, now),
-                CommitOf::Claim(claim) => {
-                    let cell_of_claim = self.cells.get_mut(&cell);
-                    if let Some(token) = cell_of_claim.and_then(|cell| cell.token.as_mut()) {
+                CommitOf::Redeem(redemption) => {
+                    let redeemed = self.cells.get_mut(&cell);
+                    if let Some(token) = redeemed.and_then(|cell| cell.token.as_mut()) {
                         token.spent_by = None;
                     }
-                    let refusal = ClaimRefusal::Store(error);
-                    self.emit(&cell, Effect::AnswerClaim(claim, Err(refusal)));
+                    let refusal = RedeemRefusal::Store(error);
+                    self.emit(&cell, Effect::AnswerRedeem(redemption, Err(refusal)));
                 }
                 CommitOf::Information => self.write_later(&cell, changes, now),
             },
@@ -233,13 +233,13 @@ impl Engine {
             }
             Event::Running(cell, time) => self.on_running(&cell, time, now),
             Event::Disconnected(cell) => self.on_disconnected(&cell, now),
-            Event::Claim { cell, token_sha256, key_sha256, claim } => {
-                self.on_claim(&cell, &token_sha256, key_sha256, claim, now);
+            Event::Redeem { cell, token_sha256, key_sha256, redemption } => {
+                self.on_redeem(&cell, &token_sha256, key_sha256, redemption, now);
             }
             Event::Reached(cell, step) => self.on_reached(&cell, step, now),
             Event::Terminate { cell, reason } => self.on_terminate(&cell, reason, now),
-            Event::Claimed(order) => self.on_claimed(&order),
-            Event::Unclaimed(order) => self.on_unclaimed(&order, now),
+            Event::Joined(order) => self.on_joined(&order),
+            Event::Abandoned(order) => self.on_abandoned(&order, now),
             Event::Tick => {}
         }
         while let Some(timer) = self.timers.pop_due(now.boot) {
@@ -536,17 +536,17 @@ impl Engine {
         }
     }
 
-    fn on_claim(
+    fn on_redeem(
         &mut self,
         id: &CellId,
         token_sha256: &str,
         key_sha256: String,
-        claim: ClaimNumber,
+        redemption: RedeemNumber,
         now: Now,
     ) {
-        if let Err(refusal) = self.check_claim(id, token_sha256, Some(&key_sha256), now) {
-            let is_alarm = matches!(refusal, ClaimRefusal::OtherKey);
-            self.effects.push((None, Effect::AnswerClaim(claim, Err(refusal))));
+        if let Err(refusal) = self.check_redemption(id, token_sha256, Some(&key_sha256), now) {
+            let is_alarm = matches!(refusal, RedeemRefusal::OtherKey);
+            self.effects.push((None, Effect::AnswerRedeem(redemption, Err(refusal))));
             if is_alarm && self.cells.get(id).is_some_and(|cell| cell.state.is_unbound()) {
                 self.fail(id, CellError::Ended(id.clone(), OTHER_KEY.to_owned()));
                 self.apply(id, CellEvent::End(OTHER_KEY.into()), now);
@@ -559,9 +559,9 @@ impl Engine {
             token.spent_by = Some(key_sha256);
             self.reach(id, Step::Enrolled, now);
             self.count_enrolled_boot(id);
-            self.commit(id, CommitOf::Claim(claim), now);
+            self.commit(id, CommitOf::Redeem(redemption), now);
         }
-        self.emit(id, Effect::AnswerClaim(claim, Ok(())));
+        self.emit(id, Effect::AnswerRedeem(redemption, Ok(())));
     }
 
     /// Records the cause of a failed launch; the first stays.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kiyot_engine::{
-    engine::{ClaimRefusal, Event},
+    engine::{Event, RedeemRefusal},
     id::CellId,
     provider::InstanceId,
 };
@@ -142,10 +142,10 @@ impl World<'_> {
             return self.after(REDIAL, Happening::AgentDials(instance.clone()));
         };
         if !enrolled {
-            daemon.claim += 1;
-            let claim = daemon.claim;
-            daemon.claims.insert(claim, (instance.clone(), key.clone()));
-            let event = Event::Claim { cell, token_sha256: token, key_sha256: key, claim };
+            daemon.redemption += 1;
+            let redemption = daemon.redemption;
+            daemon.redemptions.insert(redemption, (instance.clone(), key.clone()));
+            let event = Event::Redeem { cell, token_sha256: token, key_sha256: key, redemption };
             self.after(REFUSED_REDIAL, Happening::AgentDials(instance.clone()));
             return self.handle(event);
         }
@@ -165,16 +165,16 @@ impl World<'_> {
         }
     }
 
-    /// Receives the reply to a claim.
-    pub(super) fn claimed(
+    /// Receives the reply to a redemption.
+    pub(super) fn redeemed(
         &mut self,
         instance: &InstanceId,
         key: &str,
-        outcome: &Result<(), ClaimRefusal>,
+        outcome: &Result<(), RedeemRefusal>,
     ) {
         let Some(agent) = self.agents.get_mut(instance) else { return };
         if !agent.is_reachable(self.now) || agent.key_sha256 != key {
-            return self.log(format_args!("the answer of a claim does not reach {instance}"));
+            return self.log(format_args!("the answer of a redemption does not reach {instance}"));
         }
         match outcome {
             Ok(()) => {
@@ -182,8 +182,8 @@ impl World<'_> {
                 agent.last_contact = self.now;
                 self.after(Duration::from_millis(50), Happening::AgentDials(instance.clone()));
             }
-            // The agent tries again: the daemon may have failed to record the claim.
-            Err(refusal) => self.log(format_args!("claim of {instance} refused: {refusal:?}")),
+            // The agent tries again: the daemon may have failed to record the redemption.
+            Err(refusal) => self.log(format_args!("redemption of {instance} refused: {refusal:?}")),
         }
     }
 

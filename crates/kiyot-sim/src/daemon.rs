@@ -42,9 +42,9 @@ pub(super) struct Daemon {
     event: u64,
     /// The time of the next queued timer.
     timer: Option<Duration>,
-    pub(super) claim: u64,
-    /// The instances and keys of pending claims.
-    pub(super) claims: BTreeMap<u64, (InstanceId, String)>,
+    pub(super) redemption: u64,
+    /// The instances and keys of pending redemptions.
+    pub(super) redemptions: BTreeMap<u64, (InstanceId, String)>,
     /// The pods whose runs wait for an order, by sandbox.
     orders: BTreeMap<SandboxId, usize>,
     /// The pods whose stops wait for a cell's end, by cell.
@@ -137,8 +137,8 @@ impl World<'_> {
             queues: BTreeMap::new(),
             event: 0,
             timer: None,
-            claim: 0,
-            claims: BTreeMap::new(),
+            redemption: 0,
+            redemptions: BTreeMap::new(),
             orders: BTreeMap::new(),
             enders: BTreeMap::new(),
         });
@@ -413,10 +413,11 @@ impl World<'_> {
             }
             (Effect::ShutDown, Some(cell)) => self.shut_down(cell),
             (Effect::Disconnect, Some(cell)) => self.disconnect(Some(cell)),
-            (Effect::AnswerClaim(claim, outcome), _) => {
-                let claim = self.daemon.as_mut().and_then(|daemon| daemon.claims.remove(&claim));
-                if let Some((instance, key)) = claim {
-                    self.claimed(&instance, &key, &outcome);
+            (Effect::AnswerRedeem(redemption, outcome), _) => {
+                let redemption =
+                    self.daemon.as_mut().and_then(|daemon| daemon.redemptions.remove(&redemption));
+                if let Some((instance, key)) = redemption {
+                    self.redeemed(&instance, &key, &outcome);
                 }
             }
             (Effect::AnswerOrder(sandbox, outcome), cell) => {

@@ -251,7 +251,7 @@ impl World<'_> {
             sandbox,
             offers,
             timeout: None,
-            is_claimed: true,
+            is_joined: true,
         };
         self.log(format_args!("pod-{number} is run"));
         self.plan_run(number, RUN_TIMEOUT);
@@ -276,7 +276,7 @@ impl World<'_> {
         let key = pod.wanted.key.clone();
         self.log(format_args!("the call of pod-{number} leaves"));
         self.retry_run(number);
-        self.handle(Event::Unclaimed(key));
+        self.handle(Event::Abandoned(key));
     }
 
     fn sandbox_id(&self) -> SandboxId {

@@ -358,7 +358,7 @@ impl Cells {
         }
         let offers = self.offers(&wanted).await;
         let spec =
-            OrderSpec { wanted: Arc::clone(&wanted), sandbox, offers, timeout, is_claimed: false };
+            OrderSpec { wanted: Arc::clone(&wanted), sandbox, offers, timeout, is_joined: false };
         let (answer, answered) = oneshot::channel();
         let sandbox = shared.with_core(|core, now| {
             let is_ordered = core.engine.has_order(&wanted);
@@ -377,8 +377,8 @@ impl Cells {
             {
                 return (Err(error), Effects::new());
             }
-            let is_claimed = core.callers.contains_key(&wanted.key);
-            let (sandbox, effects) = core.engine.order(OrderSpec { is_claimed, ..spec }, now);
+            let is_joined = core.callers.contains_key(&wanted.key);
+            let (sandbox, effects) = core.engine.order(OrderSpec { is_joined, ..spec }, now);
             core.orders.entry(sandbox.clone()).or_default().push(answer);
             let cell = core.engine.cell_of_order(&sandbox).map(tracing::field::display);
             tracing::info!(cell, %sandbox, pod, namespace, "cell launch started");

@@ -87,7 +87,7 @@ pub struct Parts {
     /// The policy on host access, until [`CriService::set_policy`] changes it.
     pub policy: Policy,
     /// Time until a sandbox without a waiting caller is removed, unless another call names it.
-    pub claim_timeout: Duration,
+    pub owner_timeout: Duration,
     /// Time after the start for which statistics wait for the usage of recovered pods.
     pub usage_timeout: Duration,
     /// Time for which the first scrape of metrics waits for cells.
@@ -95,8 +95,8 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// The default of `claim_timeout`: time for several retries of a kubelet.
-    pub const CLAIM_TIMEOUT: Duration = Duration::from_secs(180);
+    /// The default of `owner_timeout`: time for several retries of a kubelet.
+    pub const OWNER_TIMEOUT: Duration = Duration::from_secs(180);
     /// The default of `usage_timeout`: an agent dials at least every two seconds, and reports usage
     /// as soon as it is watched. Usage of a cell that is silent for longer is too old anyway.
     pub const USAGE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -146,7 +146,7 @@ impl CriService {
             logs: Arc::clone(&logs),
             pods: Arc::clone(&pods),
             tasks: tasks.clone(),
-            claim_timeout: parts.claim_timeout,
+            owner_timeout: parts.owner_timeout,
         })
         .await?;
         Ok(Arc::new(Self {

@@ -84,7 +84,7 @@ pub enum Refusal {
 pub trait Admission: Send + Sync + 'static {
     /// Spends a cell's token for a key, durably, before a certificate is issued. Idempotent for the
     /// same key until the token expires.
-    async fn claim(
+    async fn redeem(
         &self,
         cell: &str,
         token_sha256: &str,

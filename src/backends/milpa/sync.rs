@@ -63,7 +63,7 @@ pub(crate) struct SyncParts {
     pub(crate) pods: Arc<Pods>,
     pub(crate) tasks: Tasks,
     /// Time until an orphaned sandbox is removed.
-    pub(crate) claim_timeout: Duration,
+    pub(crate) owner_timeout: Duration,
 }
 
 /// Keeps records and read model in sync with the cells.
@@ -75,7 +75,7 @@ pub(crate) struct CellSync {
     logs: Arc<Logs>,
     pods: Arc<Pods>,
     tasks: Tasks,
-    claim_timeout: Duration,
+    owner_timeout: Duration,
     pub(crate) records: Arc<Records>,
     pub(crate) container_logs: ContainerLogs,
     /// Features of the cells' runtime.
@@ -94,7 +94,7 @@ pub(crate) struct CellSync {
 impl CellSync {
     /// Recovers the read model from the records, and follows the events of cells from now on.
     pub(crate) async fn start(parts: SyncParts) -> Result<Arc<Self>, StoreError> {
-        let SyncParts { store, cells, images, volumes, logs, pods, tasks, claim_timeout } = parts;
+        let SyncParts { store, cells, images, volumes, logs, pods, tasks, owner_timeout } = parts;
         let records = Arc::new(Records::new(&store, &cells, &images, &pods));
         let keeper: Weak<Records> = Arc::downgrade(&records);
         logs.set_base_store(keeper);
@@ -112,7 +112,7 @@ impl CellSync {
             logs,
             pods,
             tasks,
-            claim_timeout,
+            owner_timeout,
             records,
             container_logs,
             features,

@@ -357,7 +357,7 @@ async fn run_agents<S: Subject>(cells: Arc<Cells>, gateway: Arc<PlayedGateway<S>
             let token = gateway.tokens.lock().unwrap().get(&cell).cloned();
             let Some(token) = token.filter(|_| !connected.contains(&cell)) else { continue };
             let token = hex::encode(digest(&SHA256, token.as_bytes()));
-            if cells.claim(cell.as_str(), &token, "key").await.is_ok() {
+            if cells.redeem(cell.as_str(), &token, "key").await.is_ok() {
                 let hello = HelloReply { cell: cell.to_string(), ..HelloReply::default() };
                 cells.linked(&cell, Some(hello));
                 connected.insert(cell);

@@ -65,7 +65,7 @@ impl TestAdmission {
 
 #[tonic::async_trait]
 impl Admission for TestAdmission {
-    async fn claim(
+    async fn redeem(
         &self,
         cell: &str,
         token_sha256: &str,

@@ -6,7 +6,7 @@ use kiyot_proto::store;
 
 use crate::{
     engine::{
-        ClaimRefusal, Engine, Now, State, Timeline, cell::earlier::EarlierLaunches,
+        Engine, Now, RedeemRefusal, State, Timeline, cell::earlier::EarlierLaunches,
         launch::stored_candidate,
     },
     id::CellId,
@@ -203,21 +203,21 @@ impl Engine {
         id: &CellId,
         token_sha256: &str,
         now: Now,
-    ) -> Result<(), ClaimRefusal> {
-        self.check_claim(id, token_sha256, None, now)
+    ) -> Result<(), RedeemRefusal> {
+        self.check_redemption(id, token_sha256, None, now)
     }
 
     /// Checks the token of a cell and, if a key is given, whether the key may spend it.
-    pub(super) fn check_claim(
+    pub(super) fn check_redemption(
         &self,
         id: &CellId,
         token_sha256: &str,
         key_sha256: Option<&str>,
         now: Now,
-    ) -> Result<(), ClaimRefusal> {
+    ) -> Result<(), RedeemRefusal> {
         let cell = self.cells.get(id).filter(|cell| cell.admits_agents());
-        let token = cell.ok_or(ClaimRefusal::Unknown)?.token.as_ref();
-        token.ok_or(ClaimRefusal::WrongToken)?.check(token_sha256, key_sha256, now)
+        let token = cell.ok_or(RedeemRefusal::Unknown)?.token.as_ref();
+        token.ok_or(RedeemRefusal::WrongToken)?.check(token_sha256, key_sha256, now)
     }
 
     /// Returns the reason of a cell's end, while its tombstone is kept.

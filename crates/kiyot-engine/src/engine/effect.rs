@@ -13,8 +13,8 @@ use crate::{
     wanted::OrderKey,
 };
 
-/// The number of a claim, by which its answer finds the caller.
-pub type ClaimNumber = u64;
+/// The number of a redemption, by which its answer finds the caller.
+pub type RedeemNumber = u64;
 
 /// An event.
 #[derive(Debug, Clone)]
@@ -76,15 +76,15 @@ pub enum Event {
     /// The cell's control connection has ended, and no other is established.
     Disconnected(CellId),
     /// The agent spends its token for a key.
-    Claim {
+    Redeem {
         /// The cell.
         cell: CellId,
         /// The digest of the token.
         token_sha256: String,
         /// The digest of the key.
         key_sha256: String,
-        /// The number of the claim.
-        claim: ClaimNumber,
+        /// The number of the redemption.
+        redemption: RedeemNumber,
     },
     /// The pod of a cell has reached a step of its start.
     Reached(CellId, Step),
@@ -96,9 +96,9 @@ pub enum Event {
         reason: Arc<str>,
     },
     /// A call waits for the cell of an order.
-    Claimed(OrderKey),
+    Joined(OrderKey),
     /// No call waits for the cell of an order now.
-    Unclaimed(OrderKey),
+    Abandoned(OrderKey),
     /// Time has passed: timers may be due.
     Tick,
 }
@@ -110,8 +110,8 @@ pub enum CommitOf {
     State,
     /// The state should be on disk; the next effects don't depend on it.
     Information,
-    /// The key of a claim must be on disk before its answer.
-    Claim(ClaimNumber),
+    /// The key of a redemption must be on disk before its answer.
+    Redeem(RedeemNumber),
 }
 
 impl CommitOf {
@@ -119,7 +119,7 @@ impl CommitOf {
     pub fn skips(self, effect: &Effect) -> bool {
         match self {
             Self::State => true,
-            Self::Claim(_) => matches!(effect, Effect::AnswerClaim(..)),
+            Self::Redeem(_) => matches!(effect, Effect::AnswerRedeem(..)),
             Self::Information => false,
         }
     }
@@ -136,9 +136,9 @@ pub enum Change {
     Cost(String, store::NamespaceCost),
 }
 
-/// The refusal of a claim.
+/// The refusal of a redemption.
 #[derive(Debug, Clone)]
-pub enum ClaimRefusal {
+pub enum RedeemRefusal {
     /// No such cell is expected.
     Unknown,
     /// The token is not the cell's.
@@ -186,8 +186,8 @@ pub enum Effect {
     EndStrays(ProviderKey, Vec<InstanceId>),
     /// Releases a removed provider that has neither cells nor strays left.
     ReleaseProvider(ProviderKey),
-    /// Answers a claim.
-    AnswerClaim(ClaimNumber, Result<(), ClaimRefusal>),
+    /// Answers a redemption.
+    AnswerRedeem(RedeemNumber, Result<(), RedeemRefusal>),
     /// Answers an order.
     AnswerOrder(SandboxId, Result<Attached, CellError>),
     /// Answers the callers that wait for the end of the pod.

@@ -54,7 +54,7 @@ pub struct OrderSpec {
     /// The time that the caller has; bounded by `launch_timeout`.
     pub timeout: Option<Duration>,
     /// True while a call waits for the cell.
-    pub is_claimed: bool,
+    pub is_joined: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,7 +91,7 @@ pub(super) struct Order {
     /// The time at which the last call gives up.
     pub(super) deadline: Duration,
     /// True while a call waits for the cell.
-    pub(super) is_claimed: bool,
+    pub(super) is_joined: bool,
 }
 
 /// A failed launch of an order.
@@ -186,7 +186,7 @@ impl Engine {
                     queued_since,
                     spot_since,
                     deadline,
-                    is_claimed: spec.is_claimed,
+                    is_joined: spec.is_joined,
                 };
                 self.orders.insert(sandbox.clone(), order);
                 self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
@@ -245,7 +245,7 @@ impl Engine {
         (order.wanted, order.is_wanted) = (spec.wanted, true);
         order.renew_offers(spec.offers);
         order.deadline = deadline;
-        order.is_claimed = spec.is_claimed;
+        order.is_joined = spec.is_joined;
         self.timers.set(Timer::Deadline(sandbox.clone()), deadline);
         let cell = order.state.cell().cloned();
         self.limit_abandoned(sandbox, now);
@@ -487,7 +487,7 @@ impl Engine {
         let order = order.and_then(|order| self.orders.get(order));
         let order = order.filter(|order| order.is_wanted);
         if let Some(order) = order {
-            if !order.is_claimed && self.lacking_pool(id).is_some() {
+            if !order.is_joined && self.lacking_pool(id).is_some() {
                 return self.release(id, "no call waits for the cell", now);
             }
             self.apply(id, CellEvent::Bind, now);

@@ -288,7 +288,7 @@ impl Engine {
             queued_since: now.boot,
             spot_since: now.boot,
             deadline,
-            is_claimed: true,
+            is_joined: true,
         };
         self.orders.insert(sandbox, order);
     }

@@ -129,7 +129,7 @@ fn spec(pod: &str) -> OrderSpec {
         sandbox: SandboxId::mint().unwrap(),
         offers: vec![offers],
         timeout: None,
-        is_claimed: true,
+        is_joined: true,
     }
 }
 
@@ -168,7 +168,7 @@ fn launched(engine: &mut Engine, pod: &str, now: Now) -> (CellId, Arc<Launch>) {
 fn bound(engine: &mut Engine, pod: &str, instance: &str) -> CellId {
     let (cell, launch) = launched(engine, pod, at(1));
     engine.handle(Event::Launched(cell.clone(), Ok(launched_as(instance, &cell))), at(1));
-    claim(engine, &cell, &launch, at(1)).unwrap();
+    redeem(engine, &cell, &launch, at(1)).unwrap();
     engine.handle(Event::Running(cell.clone(), Duration::ZERO), at(1));
     engine.handle(Event::Connected(cell.clone()), at(1));
     engine.handle(Event::Attached(cell.clone(), Ok(Attached::default())), at(1));
@@ -176,22 +176,22 @@ fn bound(engine: &mut Engine, pod: &str, instance: &str) -> CellId {
     cell
 }
 
-fn claim(
+fn redeem(
     engine: &mut Engine,
     cell: &CellId,
     launch: &Launch,
     now: Now,
-) -> Result<(), ClaimRefusal> {
-    let event = Event::Claim {
+) -> Result<(), RedeemRefusal> {
+    let event = Event::Redeem {
         cell: cell.clone(),
         token_sha256: sha256(launch.spec.bootstrap.token.as_bytes()),
         key_sha256: "key".into(),
-        claim: 1,
+        redemption: 1,
     };
     let mut effects = engine.handle(event, now).into_iter();
     effects
         .find_map(|(_, effect)| match effect {
-            Effect::AnswerClaim(_, outcome) => Some(outcome),
+            Effect::AnswerRedeem(_, outcome) => Some(outcome),
             _ => None,
         })
         .unwrap()
@@ -227,9 +227,9 @@ fn clock_jump_neither_ends_nor_prolongs_a_token() {
         let mut engine = engine(capabilities::LOCAL);
         let (cell, launch) = launched(&mut engine, "pod", at(1));
         let before = Now { boot: TTL, unix };
-        assert!(claim(&mut engine, &cell, &launch, before).is_ok());
+        assert!(redeem(&mut engine, &cell, &launch, before).is_ok());
         let after = Now { boot: TTL + Duration::from_secs(1), unix };
-        assert!(matches!(claim(&mut engine, &cell, &launch, after), Err(ClaimRefusal::Expired)));
+        assert!(matches!(redeem(&mut engine, &cell, &launch, after), Err(RedeemRefusal::Expired)));
     }
 }
 
@@ -242,14 +242,14 @@ fn token_is_checked_without_being_spent_until_it_expires() {
     let (before, after) = (at(2), Now { boot: TTL + Duration::from_secs(1), unix: NOON });
     let check = |engine: &Engine, token: &str, now| engine.check_token(&cell, token, now);
     assert!(check(&engine, &token, before).is_ok());
-    assert!(matches!(check(&engine, "guess", before), Err(ClaimRefusal::WrongToken)));
-    assert!(matches!(check(&engine, &token, after), Err(ClaimRefusal::Expired)));
+    assert!(matches!(check(&engine, "guess", before), Err(RedeemRefusal::WrongToken)));
+    assert!(matches!(check(&engine, &token, after), Err(RedeemRefusal::Expired)));
     let unknown = CellId::mint().unwrap();
-    assert!(matches!(engine.check_token(&unknown, &token, before), Err(ClaimRefusal::Unknown)));
+    assert!(matches!(engine.check_token(&unknown, &token, before), Err(RedeemRefusal::Unknown)));
     // The checks did not spend the token: a key may spend it, and it stays valid.
-    claim(&mut engine, &cell, &launch, before).unwrap();
+    redeem(&mut engine, &cell, &launch, before).unwrap();
     assert!(check(&engine, &token, before).is_ok());
-    assert!(matches!(check(&engine, &token, after), Err(ClaimRefusal::Expired)));
+    assert!(matches!(check(&engine, &token, after), Err(RedeemRefusal::Expired)));
 }
 
 /// Verifies X16, Y60.

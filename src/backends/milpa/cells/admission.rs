@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use kiyot_engine::{
-    engine::{ClaimRefusal, Event},
+    engine::{Event, RedeemRefusal},
     id::CellId,
 };
 use kiyot_proto::cell::HelloReply;
@@ -20,15 +20,16 @@ const MAX_SHOWN_CHARS: usize = 80;
 
 #[async_trait]
 impl Admission for Cells {
-    async fn claim(
+    async fn redeem(
         &self,
         cell: &str,
         token_sha256: &str,
         key_sha256: &str,
     ) -> Result<CellId, Refusal> {
         let id = CellId::parse(cell).map_err(|_| unknown(cell))?;
-        let claimed = self.shared.claim(id.clone(), token_sha256.to_owned(), key_sha256.to_owned());
-        match claimed.await {
+        let redeemed =
+            self.shared.redeem(id.clone(), token_sha256.to_owned(), key_sha256.to_owned());
+        match redeemed.await {
             Ok(()) => Ok(id),
             Err(refusal) => Err(self.refusal(id, refusal)),
         }
@@ -50,7 +51,7 @@ impl Admission for Cells {
         match is_admitted {
             Some(true) => Ok(id),
             Some(false) => Err(Refusal::OtherKey(id)),
-            None => Err(self.refusal(id, ClaimRefusal::Unknown)),
+            None => Err(self.refusal(id, RedeemRefusal::Unknown)),
         }
     }
 
@@ -72,15 +73,15 @@ impl Admission for Cells {
 }
 
 impl Cells {
-    fn refusal(&self, id: CellId, refusal: ClaimRefusal) -> Refusal {
+    fn refusal(&self, id: CellId, refusal: RedeemRefusal) -> Refusal {
         match refusal {
-            ClaimRefusal::Unknown if self.has_ended(&id) => Refusal::Ended(id),
-            ClaimRefusal::Unknown => unknown(id.as_str()),
-            ClaimRefusal::WrongToken => Refusal::WrongToken(id),
-            ClaimRefusal::Expired => Refusal::Expired(id),
+            RedeemRefusal::Unknown if self.has_ended(&id) => Refusal::Ended(id),
+            RedeemRefusal::Unknown => unknown(id.as_str()),
+            RedeemRefusal::WrongToken => Refusal::WrongToken(id),
+            RedeemRefusal::Expired => Refusal::Expired(id),
             // The gateway logs it, within its limits.
-            ClaimRefusal::OtherKey => Refusal::OtherKey(id),
-            ClaimRefusal::Store(error) => Refusal::Store(id, error),
+            RedeemRefusal::OtherKey => Refusal::OtherKey(id),
+            RedeemRefusal::Store(error) => Refusal::Store(id, error),
         }
     }
 

@@ -7,7 +7,7 @@ use kiyot_engine::{OrderKey, engine::Event};
 use super::shared::{Core, Shared};
 
 /// A call that waits, until it is dropped, for the cell of an order. An order without calls is
-/// unclaimed: its cell may join a warm pool, and ends after three minutes.
+/// abandoned: its cell may join a warm pool, and ends after three minutes.
 #[derive(Debug)]
 pub(crate) struct Caller {
     shared: Arc<Shared>,
@@ -19,7 +19,7 @@ impl Caller {
         shared.with_core(|core, now| {
             let callers = core.callers.entry(order.clone()).or_default();
             *callers += 1;
-            ((), core.engine.handle(Event::Claimed(order.clone()), now))
+            ((), core.engine.handle(Event::Joined(order.clone()), now))
         });
         Self { shared: Arc::clone(shared), order }
     }
@@ -33,7 +33,7 @@ impl Drop for Caller {
         }
         self.shared.with_core(|core, now| {
             let event = if leaves_last(core, &self.order) {
-                Event::Unclaimed(self.order.clone())
+                Event::Abandoned(self.order.clone())
             } else {
                 Event::Tick
             };

@@ -14,8 +14,8 @@ use futures::future::OptionFuture;
 use kiyot_engine::{
     OrderKey, StoreError,
     engine::{
-        CellError, Change, ClaimRefusal, CommitOf, Effect, Effects, Engine, Event, Notice, Now,
-        ProviderKey,
+        CellError, Change, CommitOf, Effect, Effects, Engine, Event, Notice, Now, ProviderKey,
+        RedeemRefusal,
     },
     id::{CellId, SandboxId},
     placement::Candidate,
@@ -80,13 +80,13 @@ pub(super) struct Core {
     queues: HashMap<CellId, VecDeque<(u64, Effect)>>,
     /// The number of the last event.
     event: u64,
-    /// The number of the last claim.
-    claim: u64,
+    /// The number of the last redemption.
+    redemption: u64,
     timer: Option<Duration>,
     pub(super) links: HashMap<CellId, CellLink>,
     pub(super) orders: HashMap<SandboxId, Waiters<Bound>>,
     pub(super) enders: HashMap<CellId, Waiters<()>>,
-    claims: HashMap<u64, oneshot::Sender<Result<(), ClaimRefusal>>>,
+    redemptions: HashMap<u64, oneshot::Sender<Result<(), RedeemRefusal>>>,
     /// The number of calls that wait for the cell of an order, bounded by the calls that the CRI
     /// socket admits.
     pub(super) callers: HashMap<OrderKey, usize>,
@@ -103,12 +103,12 @@ impl Core {
             engine,
             queues: HashMap::new(),
             event: 0,
-            claim: 0,
+            redemption: 0,
             timer: None,
             links: HashMap::new(),
             orders: HashMap::new(),
             enders: HashMap::new(),
-            claims: HashMap::new(),
+            redemptions: HashMap::new(),
             callers: HashMap::new(),
             launched: HashMap::new(),
             providers: HashMap::new(),
@@ -173,21 +173,21 @@ impl Shared {
     }
 
     /// Spends a token for a key, and waits until the spent token is recorded.
-    pub(super) async fn claim(
+    pub(super) async fn redeem(
         self: &Arc<Self>,
         cell: CellId,
         token_sha256: String,
         key_sha256: String,
-    ) -> Result<(), ClaimRefusal> {
+    ) -> Result<(), RedeemRefusal> {
         let (answer, answered) = oneshot::channel();
         self.with_core(|core, now| {
-            core.claim += 1;
-            let claim = core.claim;
-            core.claims.insert(claim, answer);
-            let event = Event::Claim { cell, token_sha256, key_sha256, claim };
+            core.redemption += 1;
+            let redemption = core.redemption;
+            core.redemptions.insert(redemption, answer);
+            let event = Event::Redeem { cell, token_sha256, key_sha256, redemption };
             ((), core.engine.handle(event, now))
         });
-        answered.await.unwrap_or(Err(ClaimRefusal::Unknown))
+        answered.await.unwrap_or(Err(RedeemRefusal::Unknown))
     }
 
     fn dispatch(self: &Arc<Self>, core: &mut Core, effects: Effects) {
@@ -275,7 +275,7 @@ impl Shared {
             CommitOf::State => {
                 tracing::error!(%cell, error = log, "cell state not recorded, cell ends");
             }
-            CommitOf::Claim(_) => {
+            CommitOf::Redeem(_) => {
                 tracing::error!(%cell, error = log, "spent token of a cell not recorded");
             }
             CommitOf::Information => {
@@ -333,8 +333,8 @@ impl Shared {
         let source = key.and_then(|key| self.sources.get(key));
         let provider = source.map(|source| Arc::clone(&source.provider));
         match (effect, cell) {
-            (Effect::AnswerClaim(claim, outcome), _) => {
-                if let Some(answer) = core.claims.remove(&claim) {
+            (Effect::AnswerRedeem(redemption, outcome), _) => {
+                if let Some(answer) = core.redemptions.remove(&redemption) {
                     let _closed = answer.send(outcome);
                 }
             }

@@ -81,12 +81,12 @@ async fn termination_leaves_only_the_reason() {
     world.cells.terminate(&cell, "again").await.unwrap();
     let renewal = world.cells.admits(cell.as_str(), "its key");
     assert!(matches!(renewal, Err(Refusal::Ended(ended)) if ended == cell));
-    let claim = world.cells.claim(cell.as_str(), &world.token_sha256(&cell), "its key").await;
-    assert!(matches!(claim, Err(Refusal::Ended(ended)) if ended == cell));
+    let redemption = world.cells.redeem(cell.as_str(), &world.token_sha256(&cell), "its key").await;
+    assert!(matches!(redemption, Err(Refusal::Ended(ended)) if ended == cell));
 }
 
 #[tokio::test]
-async fn claim_and_renewal_of_an_ending_cell_are_refused() {
+async fn redemption_and_renewal_of_an_ending_cell_are_refused() {
     let mut world = World::new(config()).await;
     world.provider.act("attach", &[Act::Hang]);
     let launch = world.launch().1;
@@ -99,8 +99,8 @@ async fn claim_and_renewal_of_an_ending_cell_are_refused() {
     world.restart().await;
     assert!(matches!(launch.await.unwrap(), Err(CellError::Stopping)));
     world.called(&["launch", "attach", "terminate"]).await;
-    let claim = world.cells.claim(cell.as_str(), &world.token_sha256(&cell), "its key").await;
-    assert!(matches!(claim, Err(Refusal::Ended(ended)) if ended == cell));
+    let redemption = world.cells.redeem(cell.as_str(), &world.token_sha256(&cell), "its key").await;
+    assert!(matches!(redemption, Err(Refusal::Ended(ended)) if ended == cell));
     let renewal = world.cells.admits(cell.as_str(), "its key");
     assert!(matches!(renewal, Err(Refusal::Ended(ended)) if ended == cell));
 }
@@ -634,32 +634,32 @@ async fn token_is_spent_once() {
     world.called(&["launch"]).await;
     let cell = world.only();
     let token = world.token_sha256(&cell);
-    let claim = |token: String, key: &'static str| {
+    let redeem = |token: String, key: &'static str| {
         let (cells, cell) = (&world.cells, cell.clone());
-        async move { cells.claim(cell.as_str(), &token, key).await }
+        async move { cells.redeem(cell.as_str(), &token, key).await }
     };
     assert!(matches!(
-        world.cells.claim("cell-aaaaaaaaaaaa", &token, "key").await,
+        world.cells.redeem("cell-aaaaaaaaaaaa", &token, "key").await,
         Err(Refusal::Unknown(_))
     ));
     assert!(matches!(
-        world.cells.claim("no cell at all", &token, "key").await,
+        world.cells.redeem("no cell at all", &token, "key").await,
         Err(Refusal::Unknown(_))
     ));
     let forged = world
         .cells
-        .claim("x\n2026-11-22T00:00:00Z  INFO kiyot: all is well", &token, "key")
+        .redeem("x\n2026-11-22T00:00:00Z  INFO kiyot: all is well", &token, "key")
         .await
         .unwrap_err();
     assert!(!forged.to_string().contains('\n'), "an unknown id adds no line to the log: {forged}");
-    assert!(matches!(claim("another".into(), "key").await, Err(Refusal::WrongToken(_))));
+    assert!(matches!(redeem("another".into(), "key").await, Err(Refusal::WrongToken(_))));
     assert!(matches!(world.cells.admits(cell.as_str(), ""), Err(Refusal::Unknown(_))));
-    assert_eq!(claim(token.clone(), "key").await.unwrap(), cell);
+    assert_eq!(redeem(token.clone(), "key").await.unwrap(), cell);
     assert_eq!(world.stored().await.remove(0).key_sha256, "key");
-    assert_eq!(claim(token.clone(), "key").await.unwrap(), cell, "the same key may ask again");
+    assert_eq!(redeem(token.clone(), "key").await.unwrap(), cell, "the same key may ask again");
     assert!(matches!(world.cells.admits(cell.as_str(), "other"), Err(Refusal::OtherKey(_))));
     // A second key ends the cell.
-    assert!(matches!(claim(token, "other").await, Err(Refusal::OtherKey(_))));
+    assert!(matches!(redeem(token, "other").await, Err(Refusal::OtherKey(_))));
     let error = launch.await.unwrap().unwrap_err();
     assert!(
         matches!(&error, CellError::Ended(_, reason) if reason.contains("another key")),
@@ -675,7 +675,7 @@ async fn expired_token_is_refused() {
     world.called(&["launch"]).await;
     let cell = world.only();
     assert!(matches!(
-        world.cells.claim(cell.as_str(), &world.token_sha256(&cell), "key").await,
+        world.cells.redeem(cell.as_str(), &world.token_sha256(&cell), "key").await,
         Err(Refusal::Expired(_))
     ));
 }

@@ -37,7 +37,7 @@ impl CriService {
             Method::ListPodSandbox => decoded(message, |request: cri::ListPodSandboxRequest| {
                 let filter = filter::Sandboxes::of_list(request.filter);
                 if let Ok(sandbox) = self.pods.sandbox(&filter.id) {
-                    self.sync.claim(&sandbox.id);
+                    self.sync.set_owned(&sandbox.id);
                 }
                 Ok(self.pods.list_sandboxes(&filter))
             }),
@@ -78,7 +78,7 @@ impl CriService {
         request: cri::PodSandboxStatusRequest,
     ) -> Result<cri::PodSandboxStatusResponse, Status> {
         let sandbox = self.pods.sandbox(&request.pod_sandbox_id)?;
-        self.sync.claim(&sandbox.id);
+        self.sync.set_owned(&sandbox.id);
         let meta = sandbox.meta();
         let status = response::sandbox_status(&meta, sandbox.ready);
         let info = if request.verbose {

@@ -42,7 +42,7 @@ impl CriService {
         deadline: Option<Instant>,
     ) -> Result<cri::CreateContainerResponse, Status> {
         let sandbox = self.pods.sandbox(&request.pod_sandbox_id)?;
-        self.sync.claim(&sandbox.id);
+        self.sync.set_owned(&sandbox.id);
         let config = request
             .config
             .as_ref()

@@ -20,7 +20,7 @@ const UNKNOWN_SIZE_BYTES: u64 = 1;
 
 impl CriService {
     /// Returns whether an image call is for a pod in a cell, by the pod's uid or annotations.
-    pub fn claims_image(&self, method: Method, message: &[u8]) -> bool {
+    pub fn owns_image(&self, method: Method, message: &[u8]) -> bool {
         match method {
             Method::PullImage => cri::PullImageRequest::decode(message)
                 .is_ok_and(|request| self.sandbox_of_pull(&request).is_some()),
@@ -94,7 +94,7 @@ impl CriService {
         let sandbox = self
             .sandbox_of_pull(&request)
             .ok_or_else(|| Status::not_found("PullImage names no pod that runs in a cell"))?;
-        self.sync.claim(&sandbox.id);
+        self.sync.set_owned(&sandbox.id);
         self.sync.records.refresh_annotations(&sandbox, request.sandbox_config.as_ref()).await;
         let cell = self.connected_cell(&sandbox, deadline).await?;
         let image = request.image.as_ref().map(|image| image.image.clone()).unwrap_or_default();
@@ -122,7 +122,7 @@ impl CriService {
         let sandbox = self.sandbox_of_status(&request).ok_or_else(|| {
             Status::unavailable("the pod of this ImageStatus has just been stopped")
         })?;
-        self.sync.claim(&sandbox.id);
+        self.sync.set_owned(&sandbox.id);
         let cell = self.cell_of(&sandbox)?;
         Ok(self.images.status(&cell, request, deadline).await?)
     }

@@ -191,7 +191,7 @@ impl CriService {
             match joined {
                 Joined::Same(waiter) => {
                     let id = waiter.outcome(deadline, "RunPodSandbox").await?;
-                    self.sync.claim(&id);
+                    self.sync.set_owned(&id);
                     return Ok(cri::RunPodSandboxResponse {
                         pod_sandbox_id: id.as_str().to_owned(),
                     });
@@ -314,7 +314,7 @@ impl CriService {
                     tracing::warn!(sandbox = %id, pod, "{ENV_IN_FILES}");
                     self.cells.add_pod_event(&pod, &pod_key.0, "EnvInFiles", ENV_IN_FILES);
                 }
-                self.sync.add_unclaimed(&id);
+                self.sync.add_orphan(&id);
                 self.sync.watch(&cell.id);
                 self.retry_pauses.clear(&pod_key);
                 Ok(id)

@@ -90,12 +90,12 @@ impl Enrolment {
             // A renewal: the request is signed by the key that spent the token of a live cell.
             self.admission.admits(&cell, &key_sha256)
         } else {
-            let claim = timeout(
+            let redemption = timeout(
                 REDEEM_TIMEOUT,
-                self.admission.claim(&cell, &sha256(token.as_bytes()), &key_sha256),
+                self.admission.redeem(&cell, &sha256(token.as_bytes()), &key_sha256),
             )
             .await;
-            claim.map_err(|_| {
+            redemption.map_err(|_| {
                 Status::unavailable(format!(
                     "spending a token took longer than {} s",
                     REDEEM_TIMEOUT.as_secs()

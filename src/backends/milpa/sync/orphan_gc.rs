@@ -33,32 +33,32 @@ impl Orphans {
 
 impl CellSync {
     /// Adds a sandbox whose id no caller knows yet.
-    pub(crate) fn add_unclaimed(&self, id: &SandboxId) {
+    pub(crate) fn add_orphan(&self, id: &SandboxId) {
         self.orphans.lock().insert(id.clone(), Instant::now());
     }
 
     /// Removes a sandbox from the orphans, because a caller knows its id.
-    pub(crate) fn claim(&self, id: &SandboxId) {
+    pub(crate) fn set_owned(&self, id: &SandboxId) {
         self.orphans.lock().remove(id);
     }
 
-    /// Removes orphaned sandboxes after the claim timeout, until the daemon stops.
+    /// Removes orphaned sandboxes after the owner timeout, until the daemon stops.
     pub(super) async fn collect_orphans(self: Arc<Self>) {
-        let mut ticks = tokio::time::interval(COLLECTION_INTERVAL.min(self.claim_timeout));
+        let mut ticks = tokio::time::interval(COLLECTION_INTERVAL.min(self.owner_timeout));
         loop {
             ticks.tick().await;
-            for id in self.orphans.older_than(self.claim_timeout) {
+            for id in self.orphans.older_than(self.owner_timeout) {
                 // A removal takes time, in which a call may have named the next sandbox.
                 if !self.orphans.lock().contains_key(&id) {
                     continue;
                 }
                 tracing::warn!(
                     sandbox = %id,
-                    claim_timeout_s = self.claim_timeout.as_secs(),
+                    owner_timeout_s = self.owner_timeout.as_secs(),
                     "removing an orphaned sandbox"
                 );
                 match self.remove_sandbox(&id).await {
-                    Ok(()) => self.claim(&id),
+                    Ok(()) => self.set_owned(&id),
                     Err(error) => tracing::warn!(
                         sandbox = %id,
                         error = error_chain(&error),

@@ -65,7 +65,7 @@ impl CellSync {
         self.stop_sandbox(id).await?;
         let Ok(sandbox) = self.pods.sandbox(id.as_str()) else { return Ok(()) };
         self.records.remove_sandbox(&sandbox).await?;
-        self.claim(id);
+        self.set_owned(id);
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kiyot_proto::store;
 
-use crate::engine::{ClaimRefusal, Now, cell::known};
+use crate::engine::{Now, RedeemRefusal, cell::known};
 
 /// A token, which a single key may spend.
 #[derive(Debug)]
@@ -41,11 +41,11 @@ impl Token {
         sha256: &str,
         key_sha256: Option<&str>,
         now: Now,
-    ) -> Result<(), ClaimRefusal> {
+    ) -> Result<(), RedeemRefusal> {
         match (&self.spent_by, key_sha256) {
-            _ if self.sha256 != sha256 => Err(ClaimRefusal::WrongToken),
-            (Some(spent_by), Some(key)) if spent_by != key => Err(ClaimRefusal::OtherKey),
-            _ if now.boot >= self.deadline => Err(ClaimRefusal::Expired),
+            _ if self.sha256 != sha256 => Err(RedeemRefusal::WrongToken),
+            (Some(spent_by), Some(key)) if spent_by != key => Err(RedeemRefusal::OtherKey),
+            _ if now.boot >= self.deadline => Err(RedeemRefusal::Expired),
             _ => Ok(()),
         }
     }

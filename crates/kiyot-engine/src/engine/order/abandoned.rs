@@ -23,18 +23,18 @@ const ABANDONED_TIMEOUT: Duration = Duration::from_secs(180);
 const ABANDONED: &str = "no call of the kubelet waited for the cell for three minutes";
 
 impl Engine {
-    pub(in crate::engine) fn on_claimed(&mut self, key: &OrderKey) {
+    pub(in crate::engine) fn on_joined(&mut self, key: &OrderKey) {
         let mut orders = self.orders.iter_mut();
         if let Some((sandbox, order)) = orders.find(|(_, order)| order.wanted.key == *key) {
-            order.is_claimed = true;
+            order.is_joined = true;
             self.timers.clear(&Timer::Abandoned(sandbox.clone()));
         }
     }
 
-    pub(in crate::engine) fn on_unclaimed(&mut self, key: &OrderKey, now: Now) {
+    pub(in crate::engine) fn on_abandoned(&mut self, key: &OrderKey, now: Now) {
         let mut orders = self.orders.iter_mut();
         if let Some((sandbox, order)) = orders.find(|(_, order)| order.wanted.key == *key) {
-            order.is_claimed = false;
+            order.is_joined = false;
             let sandbox = sandbox.clone();
             self.limit_abandoned(&sandbox, now);
         }
@@ -44,7 +44,7 @@ impl Engine {
     pub(in crate::engine) fn limit_abandoned(&mut self, sandbox: &SandboxId, now: Now) {
         let Some(order) = self.orders.get(sandbox) else { return };
         let timer = Timer::Abandoned(sandbox.clone());
-        if order.is_claimed {
+        if order.is_joined {
             self.timers.clear(&timer);
         } else {
             self.timers.set_once(timer, now.boot + ABANDONED_TIMEOUT);

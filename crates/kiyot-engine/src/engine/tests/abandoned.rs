@@ -16,7 +16,7 @@ fn launching() -> (Engine, CellId, SandboxId) {
 }
 
 fn leave(engine: &mut Engine, now: u64) -> Effects {
-    engine.handle(Event::Unclaimed(key("pod")), at(now))
+    engine.handle(Event::Abandoned(key("pod")), at(now))
 }
 
 /// Verifies A23.
@@ -64,7 +64,7 @@ fn abandoned_cell_joins_no_pool_under_a_cordon() {
 fn cell_is_bound_if_a_call_waits_again() {
     let (mut engine, cell, _) = launching();
     leave(&mut engine, 2);
-    engine.handle(Event::Claimed(key("pod")), at(3));
+    engine.handle(Event::Joined(key("pod")), at(3));
     assert_eq!(attaches(&warm(&mut engine, &cell, 4)), std::slice::from_ref(&cell));
     engine.handle(Event::Tick, at(200));
     assert!(matches!(engine.cells[&cell].state, State::Binding { .. }));
@@ -94,7 +94,7 @@ fn abandoned_cell_that_no_pool_lacks_is_bound_or_ends_after_three_minutes() {
 fn abandoned_order_that_waits_for_a_boot_ends_after_three_minutes() {
     let (mut engine, _, _) = launching();
     let (sandbox, _) = engine.order(spec("other"), at(2));
-    engine.handle(Event::Unclaimed(key("other")), at(3));
+    engine.handle(Event::Abandoned(key("other")), at(3));
     let effects = engine.handle(Event::Tick, at(183));
     assert!(errors(&effects)[0].contains("no call of the kubelet"), "{effects:?}");
     assert!(!engine.orders.contains_key(&sandbox));

@@ -58,7 +58,7 @@ fn terminated(engine: &mut Engine, cell: &CellId, now: u64) -> Effects {
 fn enrols(engine: &mut Engine, cell: &CellId, now: u64) -> Effects {
     let token = engine.cells[cell].stored().token_sha256;
     let (key_sha256, cell) = ("key".into(), cell.clone());
-    engine.handle(Event::Claim { cell, token_sha256: token, key_sha256, claim: 1 }, at(now))
+    engine.handle(Event::Redeem { cell, token_sha256: token, key_sha256, redemption: 1 }, at(now))
 }
 
 fn paused(effects: &Effects) -> Vec<(String, u64)> {

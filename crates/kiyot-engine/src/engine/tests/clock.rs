@@ -33,7 +33,7 @@ fn take(engine: &mut Engine, (kind, which, ..): Step, order: &OrderSpec, now: No
         5 => Event::Connected(cell),
         6 => {
             let token = engine.cells[&cell].stored().token_sha256;
-            Event::Claim { cell, token_sha256: token, key_sha256: "key".into(), claim: 1 }
+            Event::Redeem { cell, token_sha256: token, key_sha256: "key".into(), redemption: 1 }
         }
         7 => Event::Attached(cell, Ok(Attached::default())),
         8 => Event::Terminate { cell, reason: "stopped".into() },

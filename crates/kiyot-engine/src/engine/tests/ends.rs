@@ -173,7 +173,7 @@ fn order_of_an_interrupted_unbound_cell_takes_another_offering_at_once() {
     let mut engine = engine(capabilities::CLOUD);
     let (first, launch) = launched(&mut engine, "pod", at(1));
     engine.handle(Event::Launched(first.clone(), Ok(launched_as("i", &first))), at(2));
-    claim(&mut engine, &first, &launch, at(3)).unwrap();
+    redeem(&mut engine, &first, &launch, at(3)).unwrap();
     let ending = Instance { state: InstanceState::Stopped, ..ended("i", &first, SPOT) };
     let effects = shown(&mut engine, By::List, &ending, at(10));
     let again = effects.iter().find_map(|(_, effect)| match effect {

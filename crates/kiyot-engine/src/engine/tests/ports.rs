@@ -27,7 +27,7 @@ fn ordered(engine: &mut Engine, wanted: Wanted) -> (CellId, Arc<Launch>) {
 
 fn bind(engine: &mut Engine, cell: &CellId, launch: &Launch) {
     engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i-1", cell))), at(1));
-    claim(engine, cell, launch, at(1)).unwrap();
+    redeem(engine, cell, launch, at(1)).unwrap();
     engine.handle(Event::Connected(cell.clone()), at(1));
     let addresses = vec!["10.0.0.7".parse().unwrap()];
     let attached = Attached { addresses, ..Attached::default() };
@@ -102,7 +102,7 @@ fn host_port_of_a_failed_attachment_on_the_node_is_taken_until_the_end_of_its_ce
     let mut engine = engine(capabilities::LOCAL);
     let (cell, launch) = ordered(&mut engine, with_ports("first", &[1]));
     engine.handle(Event::Launched(cell.clone(), Ok(launched_as("i-1", &cell))), at(1));
-    claim(&mut engine, &cell, &launch, at(1)).unwrap();
+    redeem(&mut engine, &cell, &launch, at(1)).unwrap();
     engine.handle(Event::Connected(cell.clone()), at(1));
     let failed = || ProviderError::without_cause(ErrorClass::Transient, "busy");
     engine.handle(Event::Attached(cell.clone(), Err(failed())), at(2));

@@ -30,7 +30,7 @@ enum Kind {
     Described(Result<InstanceState, ErrorClass>),
     Connected,
     Disconnected,
-    Claim,
+    Redeem,
     Terminate,
 }
 
@@ -52,7 +52,7 @@ fn kinds() -> impl Strategy<Value = Kind> {
         2 => classes().prop_map(|class| Kind::Launched(Some(class))),
         3 => Just(Kind::Connected),
         2 => Just(Kind::Disconnected),
-        1 => Just(Kind::Claim),
+        1 => Just(Kind::Redeem),
         3 => prop::bool::weighted(0.8).prop_map(Kind::Attached),
         2 => any::<bool>().prop_map(Kind::ShutDown),
         2 => any::<bool>().prop_map(Kind::Detached),
@@ -196,7 +196,7 @@ impl Harness {
             }
             Step::Call { pod, attempt, waits } => {
                 let key = OrderKey { attempt: *attempt, ..key(&format!("pod-{pod}")) };
-                self.handle(if *waits { Event::Claimed(key) } else { Event::Unclaimed(key) });
+                self.handle(if *waits { Event::Joined(key) } else { Event::Abandoned(key) });
             }
             Step::Cell(index, kind) => {
                 if let Some(cell) = self.cell(index) {
@@ -248,7 +248,7 @@ impl Harness {
             Kind::Described(_)
             | Kind::Connected
             | Kind::Disconnected
-            | Kind::Claim
+            | Kind::Redeem
             | Kind::Terminate => None,
         };
         if call.is_some_and(|call| !model.pending.remove(&call)) {
@@ -302,10 +302,10 @@ impl Harness {
                 model.silent_since.get_or_insert(self.now.boot);
                 Event::Disconnected(id)
             }
-            Kind::Claim => {
+            Kind::Redeem => {
                 let token_sha256 = self.cells.get(&id).map(|record| record.token_sha256.clone());
                 let (token_sha256, key_sha256) = (token_sha256.unwrap_or_default(), "key".into());
-                Event::Claim { cell: id, token_sha256, key_sha256, claim: 1 }
+                Event::Redeem { cell: id, token_sha256, key_sha256, redemption: 1 }
             }
             Kind::Terminate => Event::Terminate { cell: id, reason: "stopped".into() },
         };

@@ -136,7 +136,7 @@ fn tags_of_a_pod_that_abandoned_its_cell_become_empty() {
     let limits = Limits { boots: Some(1), ..config().limits };
     let mut engine = with_config(capabilities::CLOUD, EngineConfig { limits, ..config() });
     let first = labelled(spec("first"), &[("app", "web"), ("run", "once")]);
-    let (_, effects) = engine.order(OrderSpec { is_claimed: false, ..first }, at(1));
+    let (_, effects) = engine.order(OrderSpec { is_joined: false, ..first }, at(1));
     let cell = launches(&effects).remove(0);
     engine.set_pools(vec![pool("small", 1)], at(2));
     let effects = warm(&mut engine, &cell, 5);

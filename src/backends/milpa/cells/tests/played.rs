@@ -358,7 +358,7 @@ impl World {
 
     /// Enrols the agent of a cell and connects it.
     pub(super) async fn comes_home(&self, cell: &CellId) {
-        self.cells.claim(cell.as_str(), &self.token_sha256(cell), "its key").await.unwrap();
+        self.cells.redeem(cell.as_str(), &self.token_sha256(cell), "its key").await.unwrap();
         assert!(self.cells.admits(cell.as_str(), "its key").is_ok());
         self.cells
             .linked(cell, Some(HelloReply { cell: cell.to_string(), ..HelloReply::default() }));
