@@ -68,12 +68,22 @@ fn status_past_the_route(instance: &str) -> String {
     output("ip", &command).unwrap()
 }
 
+/// Returns the output of `ip` in the network of an instance; `None` if it fails.
+fn ip_of(instance: &Instance, arguments: &[&str]) -> Option<String> {
+    output("ip", &[&["-n", &instance.id], arguments].concat()).ok()
+}
+
 /// Returns the response of the metadata service to frames of a process in the network of a pod. The
 /// process has no capability but `NET_RAW`.
 async fn answer_to_frames(instance: &Instance) -> String {
     const REQUEST: &str = include_str!("raw_frames.py");
     let router = wait_until("the instance knows its router", LIMIT, async || {
-        let known = output("ip", &["-n", &instance.id, "neigh", "show", "dev", "eth0"]).ok()?;
+        let default = ip_of(instance, &["route", "show", "default"])?;
+        let address = default.split_whitespace().nth(2)?;
+        let ping =
+            ["netns", "exec", &instance.id, "busybox", "ping", "-c", "1", "-W", "1", address];
+        let _ = output("ip", &ping);
+        let known = ip_of(instance, &["neigh", "show", address])?;
         let mut words = known.split_whitespace().skip_while(|word| *word != "lladdr");
         words.nth(1).map(str::to_owned)
     })

@@ -123,6 +123,29 @@ impl World {
         (kiyot, kubelet, warm)
     }
 
+    /// Makes the node take packets of cells to networks of the cluster.
+    async fn route_cells(&self) {
+        self.admit_cells("-1", "-1").await;
+        let host = self.host().unwrap().id.as_str();
+        let off = [("InstanceId", host), ("SourceDestCheck.Value", "false")];
+        let reply = self.call("ModifyInstanceAttribute", &off).await.unwrap();
+        assert_eq!(reply.status, 200, "{}", reply.body);
+    }
+
+    /// Makes the node's security group admit cells to a port.
+    async fn admit_cells(&self, protocol: &str, port: &str) {
+        let setup = self.setup();
+        let permission = [
+            ("GroupId", setup.node_group.as_str()),
+            ("IpPermissions.1.Groups.1.GroupId", &setup.security_group),
+            ("IpPermissions.1.IpProtocol", protocol),
+            ("IpPermissions.1.FromPort", port),
+            ("IpPermissions.1.ToPort", port),
+        ];
+        let reply = self.call("AuthorizeSecurityGroupIngress", &permission).await.unwrap();
+        assert_eq!(reply.status, 200, "{}", reply.body);
+    }
+
     /// Returns the only running instance with the tags of a pod.
     fn instance_of(&self, pod: &str) -> Instance {
         let mut of_pod = self.running();

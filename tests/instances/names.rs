@@ -30,6 +30,7 @@ async fn with_server(kubelet: &mut Kubelet, name: &str, server: &str) -> Running
 #[tokio::test]
 async fn names_are_resolved_by_servers_of_the_node_and_of_the_cluster() {
     let world = World::start().await;
+    world.route_cells().await;
     let mut options = world.options();
     options.of_provider.push_str("cluster_networks = [\"10.96.0.0/12\"]\n");
     options.sections.push_str("[backends.milpa.policy]\nnode_resolver = \"forward\"\n");

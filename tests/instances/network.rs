@@ -35,6 +35,7 @@ fn nat_rules() -> String {
 #[tokio::test]
 async fn host_port_of_a_pod_leads_to_its_instance() {
     let world = World::start().await;
+    world.admit_cells("tcp", "18080").await;
     let (mut kiyot, mut kubelet) = world.daemon(world.options()).await;
     let server = kubelet.run_pod(&server("server")).await.unwrap();
     let client = kubelet.run_pod(&pod("client", WAIT)).await.unwrap();
@@ -73,6 +74,7 @@ fn delete_nat_rules() {
 #[tokio::test]
 async fn host_port_leads_to_its_instance_again_after_a_reboot_of_the_node() {
     let world = World::start().await;
+    world.admit_cells("tcp", "18080").await;
     let mut options = world.options();
     // With cluster networks, pods without host ports have rules too.
     options.of_provider.push_str("cluster_networks = [\"10.96.0.0/12\"]\n");
@@ -186,6 +188,7 @@ async fn host_port_of_another_pod_is_refused_before_an_instance_is_launched() {
 #[tokio::test]
 async fn service_of_the_cluster_is_reached_from_a_cell_by_the_node() {
     let world = World::start().await;
+    world.route_cells().await;
     let mut options = world.options();
     options.of_provider.push_str("cluster_networks = [\"10.96.0.0/12\"]\n");
     let subnet = world.setup().subnets[0].id.clone();

@@ -72,6 +72,7 @@ impl<'a> Pulled<'a> {
 #[tokio::test]
 async fn instance_pulls_through_the_proxies_of_the_daemon_except_from_hosts_of_no_proxy() {
     let world = World::start().await;
+    world.admit_cells("-1", "-1").await;
     let [proxied, direct] = [(); 2].map(|()| Registry::start(&world.node, Access::Open));
     let pulled = Pulled::run(&world, "HTTP_PROXY", direct.address(), [&proxied, &direct]);
     let Pulled { proxy, kiyot, mut kubelet, pod } = pulled.await;
@@ -109,6 +110,7 @@ async fn require_tls(world: &World, registry: &Registry) -> TlsFront {
 #[tokio::test]
 async fn instance_trusts_the_authority_of_a_registry_directly_and_through_a_proxy() {
     let world = World::start().await;
+    world.admit_cells("-1", "-1").await;
     let [proxied, direct, other] = [(); 3].map(|()| Registry::start(&world.node, Access::Open));
     let fronts = [require_tls(&world, &proxied).await, require_tls(&world, &direct).await];
     let _other_front = require_tls(&world, &other).await;

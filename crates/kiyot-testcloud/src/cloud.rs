@@ -11,7 +11,7 @@ use std::{
 
 use tempfile::TempDir;
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, UdpSocket},
     runtime,
     sync::{oneshot, watch},
     task::JoinSet,
@@ -21,6 +21,7 @@ use crate::{
     calls::Call,
     catalogue,
     client::{self, Reply},
+    daemon::GATEWAY_PORT,
     dhcp,
     faults::Faults,
     instance::{Instance, State},
@@ -32,7 +33,7 @@ use crate::{
     role::RoleKey,
     shared::{ImageFile, Mutable, Shared},
     volume::{ImageVolume, Volume},
-    vpc::{METADATA_ADDRESS, Vpc},
+    vpc::{CIDR, METADATA_ADDRESS, Vpc},
 };
 
 /// Zones of the default subnets.
@@ -66,8 +67,10 @@ pub struct Setup {
     pub vpc: String,
     /// A subnet in each of three zones.
     pub subnets: Vec<Subnet>,
-    /// Security group id.
+    /// Id of the security group of cells, which admits the node.
     pub security_group: String,
+    /// Id of the node's security group, which admits cells to the gateway's port.
+    pub node_group: String,
     /// Image id; its owner is `self`, its name `kiyot-cell-test`.
     pub image: String,
 }
@@ -77,7 +80,7 @@ pub struct Setup {
 pub struct Host {
     /// Instance id.
     pub id: String,
-    /// Private address, on the bridge of its subnet.
+    /// Private address.
     pub address: String,
     /// Subnet id.
     pub subnet: String,
@@ -329,6 +332,7 @@ async fn run(
         changed: tokio::sync::Notify::new(),
         launching: tokio::sync::Mutex::new(()),
         terminating: tokio::sync::Mutex::new(()),
+        network: std::sync::OnceLock::new(),
     });
     shared.lock().image_volumes.push(root_volume());
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("the loopback link has ports");
@@ -340,11 +344,19 @@ async fn run(
     if boots {
         let vpc = Vpc::make(&setup.subnets, directory.join("roots")).await;
         let vpc = Arc::new(vpc.expect("bridges can be made"));
-        let metadata = TcpListener::bind((METADATA_ADDRESS, METADATA_PORT)).await;
+        let _ = shared.network.set(Arc::downgrade(&vpc));
+        vpc.read(&shared).await.expect("rules of the VPC can be applied");
+        let metadata =
+            vpc.socket(|| std::net::TcpListener::bind((METADATA_ADDRESS, METADATA_PORT)));
         let metadata = metadata.expect("the metadata service's address is free");
+        metadata.set_nonblocking(true).expect("a socket can be non-blocking");
+        let metadata = TcpListener::from_std(metadata).expect("a socket can be used by tokio");
         tasks.spawn(metadata::serve(metadata, Arc::clone(&shared)));
         for subnet in vpc.subnets() {
-            let socket = dhcp::listen(subnet).expect("a socket can be bound to a bridge");
+            let bridge = subnet.bridge.clone();
+            let socket = vpc.socket(move || dhcp::listen(&bridge));
+            let socket = socket.and_then(UdpSocket::from_std);
+            let socket = socket.expect("a socket can be bound to a bridge");
             tasks.spawn(dhcp::serve(socket, subnet.clone(), Arc::clone(&shared)));
         }
         host = Some(add_host(&setup, &shared, &vpc).await.expect("this host joins the VPC"));
@@ -370,6 +382,7 @@ async fn add_host(setup: &Setup, shared: &Shared, vpc: &Vpc) -> Result<Host, Str
             ("MinCount", "1"),
             ("MaxCount", "1"),
             ("SubnetId", &subnet.id),
+            ("SecurityGroupId.1", &setup.node_group),
         ],
     );
     let root = shared.moto(&launch, None).await?.root();
@@ -383,7 +396,7 @@ async fn add_host(setup: &Setup, shared: &Shared, vpc: &Vpc) -> Result<Host, Str
         subnet: subnet.id.clone(),
         interface: interface.ok_or("RunInstances: no interface")?,
     };
-    vpc.add_host(&subnet.id, &host.address)?;
+    vpc.plug_host(&instance)?;
     let mut state = shared.lock();
     state.host = Some(host.id.clone());
     state.instances.insert(instance.id.clone(), instance);
@@ -398,7 +411,7 @@ async fn set_up(moto: &Moto) -> Result<Setup, String> {
         let made = root.all(field).first().map(|found| found.text.clone());
         made.ok_or_else(|| format!("{action}: {}", reply.body))
     };
-    let vpc = make("CreateVpc", &[("CidrBlock", "10.77.0.0/16")], "vpcId").await?;
+    let vpc = make("CreateVpc", &[("CidrBlock", CIDR)], "vpcId").await?;
     let mut subnets = Vec::new();
     for (index, zone) in ZONES.iter().enumerate() {
         let cidr = format!("10.77.{}.0/20", index * 16);
@@ -407,8 +420,25 @@ async fn set_up(moto: &Moto) -> Result<Setup, String> {
         let id = make("CreateSubnet", &parameters, "subnetId").await?;
         subnets.push(Subnet { id, zone: (*zone).to_owned(), cidr });
     }
-    let group = [("GroupName", "kiyot"), ("GroupDescription", "cells"), ("VpcId", &vpc)];
-    let security_group = make("CreateSecurityGroup", &group, "groupId").await?;
+    let group = async |name| {
+        let group = [("GroupName", name), ("GroupDescription", name), ("VpcId", vpc.as_str())];
+        make("CreateSecurityGroup", &group, "groupId").await
+    };
+    let (security_group, node_group) = (group("cells").await?, group("node").await?);
+    let gateway = GATEWAY_PORT.to_string();
+    for (to, of, protocol, port) in [
+        (&security_group, &node_group, "-1", "-1"),
+        (&node_group, &security_group, "tcp", gateway.as_str()),
+    ] {
+        let permission = [
+            ("GroupId", to.as_str()),
+            ("IpPermissions.1.Groups.1.GroupId", of),
+            ("IpPermissions.1.IpProtocol", protocol),
+            ("IpPermissions.1.FromPort", port),
+            ("IpPermissions.1.ToPort", port),
+        ];
+        make("AuthorizeSecurityGroupIngress", &permission, "securityGroupRuleId").await?;
+    }
     let image = [
         ("Name", "kiyot-cell-test"),
         ("Architecture", "x86_64"),
@@ -416,5 +446,5 @@ async fn set_up(moto: &Moto) -> Result<Setup, String> {
         ("VirtualizationType", "hvm"),
     ];
     let image = make("RegisterImage", &image, "imageId").await?;
-    Ok(Setup { vpc, subnets, security_group, image })
+    Ok(Setup { vpc, subnets, security_group, node_group, image })
 }

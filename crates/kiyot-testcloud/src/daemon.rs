@@ -7,7 +7,7 @@ use kiyot_testkit::{KiyotOptions, Provider};
 use crate::{Cloud, Instance};
 
 /// Port on which the daemon's gateway listens.
-const GATEWAY_PORT: u16 = 7700;
+pub(crate) const GATEWAY_PORT: u16 = 7700;
 
 impl Cloud {
     /// Returns the options of a daemon on this host whose cells are instances of the cloud.

@@ -52,19 +52,19 @@ struct Lease {
     mask: Ipv4Addr,
 }
 
-/// Listens on the bridge of a subnet.
+/// Listens on a bridge of this thread's namespace.
 ///
 /// # Errors
 /// If the port is in use, or this process may not bind to a device.
-pub(crate) fn listen(subnet: &BridgedSubnet) -> io::Result<UdpSocket> {
+pub(crate) fn listen(bridge: &str) -> io::Result<std::net::UdpSocket> {
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, None)?;
     // Replies go to a client without an address, only on this bridge.
-    socket.bind_device(Some(subnet.bridge.as_bytes()))?;
+    socket.bind_device(Some(bridge.as_bytes()))?;
     socket.set_reuse_address(true)?;
     socket.set_broadcast(true)?;
     socket.set_nonblocking(true)?;
     socket.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, SERVER_PORT)).into())?;
-    UdpSocket::from_std(socket.into())
+    Ok(socket.into())
 }
 
 /// Serves the instances of a subnet until its task ends.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use crate::volume::Volume;
+use crate::{volume::Volume, vpc::Port};
 
 /// State of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,12 +59,18 @@ pub struct Instance {
     pub id: String,
     /// State at the last update.
     pub state: State,
-    /// Private address.
+    /// Primary private address.
     pub address: String,
+    /// Secondary private addresses.
+    pub secondary_addresses: Vec<String>,
     /// MAC address of the interface.
     pub mac: String,
     /// Subnet id.
     pub subnet: String,
+    /// Ids of the security groups.
+    pub groups: Vec<String>,
+    /// True if the source/destination check is on.
+    pub is_checked: bool,
     /// Availability zone.
     pub zone: String,
     /// Instance type.
@@ -131,6 +137,23 @@ impl Instance {
 
     pub(crate) fn set_reason(&mut self, code: &str, message: &str) {
         self.reason = (code.to_owned(), format!("{code}: {message}"));
+    }
+
+    /// Returns the private addresses, the primary address first.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = &str> {
+        [&self.address].into_iter().chain(&self.secondary_addresses).map(String::as_str)
+    }
+
+    /// Returns the port of the instance.
+    pub(crate) fn port(&self, link: &str, bridge: &str) -> Port {
+        Port {
+            link: link.to_owned(),
+            mac: self.mac.clone(),
+            bridge: bridge.to_owned(),
+            addresses: self.addresses().map(str::to_owned).collect(),
+            is_checked: self.is_checked,
+            groups: self.groups.clone(),
+        }
     }
 
     /// Returns whether the API shows the instance.

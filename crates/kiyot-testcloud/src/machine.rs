@@ -25,7 +25,7 @@ use crate::{
     proxy::power,
     query::Query,
     shared::{ImageFile, Shared},
-    vpc::{BridgedSubnet, Vpc},
+    vpc::{self, BridgedSubnet, NAMESPACE, Vpc},
 };
 
 mod qemu;
@@ -118,7 +118,7 @@ async fn live(
     }
     let keeps_root = ended(&instance.id, &shared).await;
     let removed = machine.clone();
-    let _ = task::spawn_blocking(move || removed.remove(keeps_root)).await;
+    let _ = task::spawn_blocking(move || removed.remove(keeps_root, &vpc)).await;
     with(&shared, &instance.id, |instance| {
         instance.held = false;
         instance.booting = false;
@@ -214,21 +214,19 @@ impl Machine {
 
     /// Makes the directories and the interface.
     fn prepare(&self, instance: &Instance, vpc: &Vpc) -> Result<(), String> {
-        let subnet = vpc
-            .subnet(&instance.subnet)
-            .ok_or_else(|| format!("subnet {}: not of the VPC", instance.subnet))?;
+        let subnet = vpc.subnet(&instance.subnet)?;
         match &self.disk {
-            Some(_) => self.prepare_qemu(subnet),
-            None => self.prepare_namespaces(instance, subnet),
+            Some(_) => self.prepare_qemu(vpc)?,
+            None => self.prepare_namespaces(instance, subnet)?,
         }
+        vpc.plug(&self.id, instance.port(&self.link, &subnet.bridge))
     }
 
     /// Makes a virtual machine's directory for the disk's changes, and its interface.
-    fn prepare_qemu(&self, subnet: &BridgedSubnet) -> Result<(), String> {
+    fn prepare_qemu(&self, vpc: &Vpc) -> Result<(), String> {
         fs::create_dir_all(&self.directory)
             .map_err(|error| format!("{}: {error}", self.directory.display()))?;
-        ip(&["tuntap", "add", "dev", &self.link, "mode", "tap"])?;
-        ip(&["link", "set", &self.link, "master", &subnet.bridge, "up"])
+        vpc.ip(&["tuntap", "add", "dev", &self.link, "mode", "tap"])
     }
 
     /// Makes the root's directories and the interface of namespaces.
@@ -262,8 +260,9 @@ impl Machine {
         let (id, link) = (self.id.as_str(), self.link.as_str());
         let address = format!("{}/{}", instance.address, subnet.prefix);
         ip(&["netns", "add", id])?;
-        ip(&["link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", id])?;
-        ip(&["link", "set", link, "master", &subnet.bridge, "up"])?;
+        let inner = ["peer", "name", "eth0", "netns", id];
+        let outer = ["link", "add", link, "netns", NAMESPACE, "type", "veth"];
+        ip(&[&outer[..], &inner].concat())?;
         ip(&["-n", id, "link", "set", "eth0", "address", &instance.mac, "up"])?;
         ip(&["-n", id, "address", "add", &address, "dev", "eth0"])?;
         ip(&["-n", id, "route", "add", "default", "via", &subnet.gateway])
@@ -290,7 +289,8 @@ impl Machine {
         let words = match &self.disk {
             Some(disk) => {
                 let machine = qemu::Machine { id: &self.id, mac: &self.mac, tap: &self.link };
-                disk.command(machine, &shared.console(&self.id), &self.directory)
+                let command = disk.command(machine, &shared.console(&self.id), &self.directory);
+                ["nsenter".to_owned(), vpc::namespace_option()].into_iter().chain(command).collect()
             }
             None => self.in_namespaces(),
         };
@@ -324,8 +324,10 @@ impl Machine {
     }
 
     /// Removes the interface, the cgroups and, unless `keeps_root`, the root.
-    fn remove(&self, keeps_root: bool) {
-        let _ = ip(&["link", "delete", &self.link]);
+    fn remove(&self, keeps_root: bool, vpc: &Vpc) {
+        if let Err(error) = vpc.unplug(&self.id) {
+            eprintln!("port of {}: {error}", self.id);
+        }
         let _ = ip(&["netns", "delete", &self.id]);
         let begun = Instant::now();
         for group in cgroups(&self.id) {

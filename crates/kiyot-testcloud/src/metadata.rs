@@ -1,5 +1,4 @@
-//! The instance metadata service, version 2. The caller's address identifies the instance. The
-//! test's host has the service's address itself, and calls from this address.
+//! The instance metadata service, version 2. The caller's address identifies the instance.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +19,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::{instance::Instance, shared::Shared, vpc::METADATA_ADDRESS};
+use crate::{instance::Instance, shared::Shared};
 
 /// Longest lifetime of a token in seconds.
 const MAX_TOKEN_SECONDS: u64 = 21_600;
@@ -97,11 +96,8 @@ fn reply(
 
 fn instance_of(peer: IpAddr, shared: &Shared) -> Option<Instance> {
     let (state, peer) = (shared.lock(), peer.to_string());
-    if peer == METADATA_ADDRESS {
-        return state.instances.get(state.host.as_ref()?).cloned();
-    }
     let mut present = state.instances.values().filter(|instance| !instance.state.is_ended());
-    present.find(|instance| instance.address == peer).cloned()
+    present.find(|instance| instance.addresses().any(|own| own == peer)).cloned()
 }
 
 fn option<'a>(instance: &'a Instance, name: &str) -> &'a str {
@@ -234,7 +230,7 @@ fn interface(path: &str, instance: &Instance) -> Option<String> {
     match path.strip_prefix(mac.as_str())? {
         "/" => Some("device-number\nlocal-ipv4s\nmac".to_owned()),
         "/device-number" => Some("0".to_owned()),
-        "/local-ipv4s" => Some(instance.address.clone()),
+        "/local-ipv4s" => Some(instance.addresses().collect::<Vec<_>>().join("\n")),
         "/mac" => Some(mac.clone()),
         _ => None,
     }

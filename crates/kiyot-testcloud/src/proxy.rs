@@ -348,8 +348,31 @@ async fn effect(query: &Query, signed: Option<&str>, shared: &Shared) -> Result<
         "GetConsoleOutput" => lists::console(query, shared),
         products::ACTION => products::page(query, shared),
         "DescribeSpotPriceHistory" => Ok(prices::history(query, shared)),
-        _ => pass(query, signed, shared).await,
+        action => {
+            let reply = pass(query, signed, shared).await?;
+            if changes_network(action)
+                && reply.status == 200
+                && let Some(vpc) = shared.vpc()
+            {
+                vpc.read(shared).await.map_err(of_vpc)?;
+            }
+            Ok(reply)
+        }
     }
+}
+
+/// Returns whether an action changes security groups or routes.
+fn changes_network(action: &str) -> bool {
+    let verbs = ["Authorize", "Create", "Delete", "Replace", "Revoke"];
+    let of = ["SecurityGroup", "Route"];
+    verbs.iter().any(|verb| {
+        action.strip_prefix(verb).is_some_and(|noun| of.iter().any(|of| noun.starts_with(of)))
+    })
+}
+
+/// Returns the error of a call whose effect on the VPC failed.
+pub(crate) fn of_vpc(error: String) -> ApiError {
+    ApiError::with_status(500, "InternalError", format!("VPC: {error}"))
 }
 
 /// Passes a call to moto.

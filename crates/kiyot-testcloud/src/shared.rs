@@ -5,7 +5,7 @@ use std::{
     fs,
     io::{Read, Seek, SeekFrom},
     path::PathBuf,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::Instant,
 };
 
@@ -24,6 +24,7 @@ use crate::{
     role::Role,
     throttle::Buckets,
     volume::ImageVolume,
+    vpc::Vpc,
     xml::Element,
 };
 
@@ -133,12 +134,19 @@ pub(crate) struct Shared {
     pub(crate) launching: tokio::sync::Mutex<()>,
     /// Locked during a termination, so that moto gets each instance once.
     pub(crate) terminating: tokio::sync::Mutex<()>,
+    /// The VPC of a cloud whose instances are booted.
+    pub(crate) network: OnceLock<Weak<Vpc>>,
 }
 
 impl Shared {
     /// Locks the state.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Mutable> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the VPC while instances are booted.
+    pub(crate) fn vpc(&self) -> Option<Arc<Vpc>> {
+        self.network.get()?.upgrade()
     }
 
     /// Sends a call to moto. moto has the resources in a single region, whatever region the caller

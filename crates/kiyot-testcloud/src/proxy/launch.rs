@@ -58,6 +58,7 @@ pub(super) async fn run(
         Ok(root) => root,
         Err(reply) => return Ok(reply),
     };
+    let secondary = secondary_addresses(query, &root, signed, shared).await?;
     let (ids, is_key_denied) = {
         let mut state = shared.lock();
         let mut ids = Vec::new();
@@ -66,6 +67,8 @@ pub(super) async fn run(
             for item in &mut set.children {
                 let mut instance = make(query, item, &target.zone, shared.boots, &state.faults);
                 instance.volumes.clone_from(&volumes);
+                instance.secondary_addresses =
+                    secondary.get(&instance.id).cloned().unwrap_or_default();
                 lists::overlay(item, &instance);
                 ids.push(instance.id.clone());
                 state.instances.insert(instance.id.clone(), instance);
@@ -83,6 +86,33 @@ pub(super) async fn run(
         power::end(id, "Client.InternalError", "Client error on launch", shared).await?;
     }
     Ok(ok(&root))
+}
+
+/// Assigns the secondary addresses of a launch, which moto ignores. Returns them by instance.
+async fn secondary_addresses(
+    query: &Query,
+    root: &Element,
+    signed: Option<&str>,
+    shared: &Shared,
+) -> Result<BTreeMap<String, Vec<String>>, ApiError> {
+    let count = query.get("NetworkInterface.1.SecondaryPrivateIpAddressCount");
+    let mut assigned = BTreeMap::new();
+    for item in root.items("instancesSet").iter().filter(|_| !count.is_empty()) {
+        let interfaces = item.all("networkInterfaceId");
+        let interface = interfaces.first().map_or("", |id| &id.text);
+        let parameters =
+            [("NetworkInterfaceId", interface), ("SecondaryPrivateIpAddressCount", count)];
+        let assign = Query::new("AssignPrivateIpAddresses", &parameters);
+        let root = pass_document(&assign, signed, shared).await?.map_err(|reply| {
+            ApiError::with_status(500, "InternalError", format!("moto: {}", reply.body))
+        })?;
+        let addresses = root.items("assignedPrivateIpAddressesSet").iter();
+        let addresses = addresses.map(|item| item.at("privateIpAddress").to_owned());
+        let primary = item.at("privateIpAddress");
+        let secondary = addresses.filter(|address| address != primary).collect();
+        assigned.insert(item.at("instanceId").to_owned(), secondary);
+    }
+    Ok(assigned)
 }
 
 /// Returns the reply to a repeated launch, with the current state of its instances.
@@ -324,8 +354,11 @@ fn make(query: &Query, item: &Element, zone: &str, boots: bool, faults: &FaultSe
         id: item.at("instanceId").to_owned(),
         state: State::Pending,
         address: item.at("privateIpAddress").to_owned(),
+        secondary_addresses: Vec::new(),
         mac,
         subnet: item.at("subnetId").to_owned(),
+        groups: groups(item),
+        is_checked: true,
         zone: zone.to_owned(),
         instance_type: item.at("instanceType").to_owned(),
         spot: query.get("InstanceMarketOptions.MarketType") == "spot",
@@ -347,6 +380,13 @@ fn make(query: &Query, item: &Element, zone: &str, boots: bool, faults: &FaultSe
         booting: false,
         is_removed: false,
     }
+}
+
+/// Returns the security groups of an instance's interface.
+fn groups(item: &Element) -> Vec<String> {
+    let interfaces = item.items("networkInterfaceSet").iter();
+    let groups = interfaces.flat_map(|interface| interface.items("groupSet"));
+    groups.map(|group| group.at("groupId").to_owned()).collect()
 }
 
 /// Returns the tags that a launch gives its instances.

@@ -34,6 +34,19 @@ pub(super) fn overlay(item: &mut Element, instance: &Instance) {
     } else {
         item.remove("instanceLifecycle");
     }
+    if !instance.secondary_addresses.is_empty()
+        && let Some(interface) = interface(item)
+    {
+        let primary = [true].into_iter().chain(std::iter::repeat(false));
+        let addresses = instance.addresses().zip(primary).map(|(address, is_primary)| {
+            let fields = vec![
+                Element::text("primary", is_primary.to_string()),
+                Element::text("privateIpAddress", address),
+            ];
+            Element::parent("item", fields)
+        });
+        interface.set(Element::parent("privateIpAddressesSet", addresses.collect()));
+    }
     if !instance.instance_profile.is_empty() {
         let arn = match instance.instance_profile.as_str() {
             arn if arn.starts_with("arn:") => arn.to_owned(),
@@ -54,6 +67,11 @@ pub(super) fn overlay(item: &mut Element, instance: &Instance) {
             item.set(Element::parent(name, Vec::new()));
         }
     }
+}
+
+/// Returns the first interface of an instance's description.
+fn interface(item: &mut Element) -> Option<&mut Element> {
+    item.child_mut("networkInterfaceSet")?.children.first_mut()
 }
 
 pub(super) fn state_element(name: &str, state: State) -> Element {

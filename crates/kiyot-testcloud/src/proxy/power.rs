@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{ApiError, lists::state_element, ok, pass};
+use super::{ApiError, lists::state_element, of_vpc, ok, pass};
 use crate::{client::Reply, instance::State, query::Query, shared::Shared, xml::Element};
 
 /// Code of the reason if a call ends or stops an instance.
@@ -149,11 +149,21 @@ pub(super) async fn modify(
 ) -> Result<Reply, ApiError> {
     let reply = pass(query, signed, shared).await?;
     let behaviour = query.get("InstanceInitiatedShutdownBehavior.Value");
-    if reply.status == 200
-        && !behaviour.is_empty()
-        && let Some(instance) = shared.lock().instance(query.get("InstanceId"))
-    {
-        instance.stops_on_shutdown = behaviour == "stop";
+    let check = query.get("SourceDestCheck.Value");
+    if reply.status != 200 {
+        return Ok(reply);
+    }
+    if let Some(instance) = shared.lock().instance(query.get("InstanceId")) {
+        if !behaviour.is_empty() {
+            instance.stops_on_shutdown = behaviour == "stop";
+        }
+        if !check.is_empty() {
+            instance.is_checked = check == "true";
+        }
+    }
+    if let (Some(vpc), false) = (shared.vpc(), check.is_empty()) {
+        let (id, is_checked) = (query.get("InstanceId").to_owned(), check == "true");
+        vpc.blocking(move |vpc| vpc.set_checked(&id, is_checked)).await.map_err(of_vpc)?;
     }
     Ok(reply)
 }

@@ -1,25 +1,44 @@
 //! Instances as namespaces: boot, metadata, network, ends.
 
-use std::{net::TcpListener, thread};
+use std::{collections::BTreeMap, net::TcpListener, thread};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use kiyot_testcloud::{Cloud, State};
 use kiyot_testkit::{LIMIT, Leftovers, wait_until};
 
+use crate::network::admit;
+
 /// Launches an instance with a script as user-data, in the subnet with this number.
 async fn launch(cloud: &Cloud, subnet: usize, behaviour: &str, script: &str) -> String {
+    launch_with(cloud, subnet, script, &[("InstanceInitiatedShutdownBehavior", behaviour)]).await
+}
+
+/// Launches an instance with more parameters.
+pub(crate) async fn launch_with(
+    cloud: &Cloud,
+    subnet: usize,
+    script: &str,
+    more: &[(&str, &str)],
+) -> String {
     let setup = cloud.setup();
     let user_data = STANDARD.encode(format!("#!/bin/sh\n{script}\n"));
+    let interface = [
+        ("NetworkInterface.1.DeviceIndex", "0"),
+        ("NetworkInterface.1.SubnetId", setup.subnets[subnet].id.as_str()),
+        ("NetworkInterface.1.SecurityGroupId.1", &setup.security_group),
+    ];
     let parameters = [
         ("ImageId", setup.image.as_str()),
         ("InstanceType", "t3.nano"),
-        ("SubnetId", &setup.subnets[subnet].id),
         ("MinCount", "1"),
         ("MaxCount", "1"),
         ("MetadataOptions.HttpTokens", "required"),
-        ("InstanceInitiatedShutdownBehavior", behaviour),
         ("UserData", &user_data),
     ];
+    let mut all = BTreeMap::from(parameters);
+    all.extend(interface);
+    all.extend(more.iter().copied());
+    let parameters: Vec<_> = all.into_iter().collect();
     let reply = cloud.call("RunInstances", &parameters).await.unwrap();
     let root = reply.root();
     let ids = root.all("instanceId");
@@ -34,7 +53,7 @@ async fn wait_for_state(cloud: &Cloud, id: &str, state: State) {
 }
 
 /// Waits until the console contains a text, and returns the console.
-async fn wait_for_console(cloud: &Cloud, id: &str, text: &str) -> String {
+pub(crate) async fn wait_for_console(cloud: &Cloud, id: &str, text: &str) -> String {
     let shown = format!("the console of {id} contains {text:?}");
     wait_until(shown, LIMIT, async || {
         let console = cloud.console(id);
@@ -108,8 +127,11 @@ async fn metadata_needs_a_token_and_identifies_the_instance() {
 async fn instances_and_host_reach_each_other() {
     let cloud = Cloud::start_with_instances().await;
     let host = cloud.host().unwrap().clone();
-    let listener = TcpListener::bind((host.address.as_str(), 0)).unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let group = cloud.setup().security_group.clone();
+    admit(&cloud, ("IpPermissions.1.Groups.1.GroupId", &group), "tcp", "7000").await;
+    // The node's security group admits cells to this port.
+    let port = 7700;
+    let listener = TcpListener::bind((host.address.as_str(), port)).unwrap();
     let accepted = thread::spawn(move || listener.accept().unwrap().1.ip().to_string());
     let serving = "while :; do echo from-$(hostname) | busybox nc -l -p 7000; done";
     let server = launch(&cloud, 0, "terminate", serving).await;

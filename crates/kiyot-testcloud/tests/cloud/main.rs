@@ -5,3 +5,4 @@
 mod api;
 mod faults;
 mod instances;
+mod network;
